@@ -1,0 +1,76 @@
+"""Batched Lanczos: the smallest eigenvalue of many symmetric operators at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Eigenpairs(NamedTuple):
+    values: Tensor
+    """(k,) the smallest Ritz value of each operator, an upper bound on its smallest eigenvalue."""
+    vectors: Tensor
+    """(k, *shape) unit Ritz vectors."""
+    residuals: Tensor
+    """(k,) ‖A v − value · v‖: some eigenvalue lies within this distance of the value."""
+
+
+def smallest_eigenpairs(
+    operator: Callable[[Tensor], Tensor], like: Tensor, *, iterations: int = 20, seed: int = 0
+) -> Eigenpairs:
+    """Smallest eigenpairs of k symmetric operators, given one call that applies each to its own vector.
+
+    Full reorthogonalisation (twice) at every iteration, so that running to the full dimension is exact. Where a
+    Krylov space is exhausted early the iteration goes on from a fresh orthogonal direction, which keeps every Ritz
+    value valid. All operators start from the same vector: the result for one does not depend on its place.
+
+    Args:
+        operator: maps (k, *shape) to (k, *shape), acting on each of the k vectors separately.
+        like: a tensor of that shape, for the dtype and the device.
+        iterations: length of the Krylov sequence, at most the dimension.
+
+    >>> A = torch.diag(torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64))
+    >>> smallest_eigenpairs(lambda v: v @ A, torch.zeros(1, 3, dtype=torch.float64)).values.round(decimals=9)
+    tensor([-1.], dtype=torch.float64)
+    """
+    k, dimension = len(like), like[0].numel()
+    m = min(iterations, dimension)
+    generator = torch.Generator().manual_seed(seed)
+
+    def fresh() -> Tensor:
+        return torch.randn(dimension, generator=generator, dtype=torch.float64).to(like).expand(k, dimension)
+
+    V = like.new_zeros(k, m, dimension)
+    α, β = like.new_zeros(k, m), like.new_zeros(k, m)
+    v, scale = _unit(fresh()), like.new_zeros(k)
+    tiny = torch.finfo(like.dtype).eps * dimension
+    for j in range(m):
+        V[:, j] = v
+        w = operator(v.view_as(like)).reshape(k, dimension)
+        α[:, j] = (v * w).sum(1)
+        scale = torch.maximum(scale, w.norm(dim=1))
+        w = _orthogonal(w, V[:, : j + 1])
+        norm = w.norm(dim=1)
+        exhausted = norm <= tiny * scale
+        β[:, j] = norm.masked_fill(exhausted, 0)
+        restart = _unit(_orthogonal(fresh(), V[:, : j + 1]))
+        v = torch.where(exhausted[:, None], restart, w / norm.masked_fill(exhausted, 1)[:, None])
+
+    off = torch.diag_embed(β[:, :-1], offset=1) if m > 1 else 0
+    values, rotations = torch.linalg.eigh(torch.diag_embed(α) + off + (off.mT if m > 1 else 0))
+    vectors = torch.einsum("kj,kjd->kd", rotations[:, :, 0], V)
+    residuals = (β[:, -1] * rotations[:, -1, 0]).abs() if m < dimension else torch.zeros_like(values[:, 0])
+    return Eigenpairs(values[:, 0], _unit(vectors).view_as(like), residuals)
+
+
+def _unit(v: Tensor) -> Tensor:
+    return v / v.norm(dim=1, keepdim=True).clamp_min(torch.finfo(v.dtype).tiny)
+
+
+def _orthogonal(w: Tensor, V: Tensor) -> Tensor:
+    for _ in range(2):  # once loses half the digits where w lies almost in the span; twice is enough
+        w = w - torch.einsum("kj,kjd->kd", torch.einsum("kjd,kd->kj", V, w), V)
+    return w

@@ -1,0 +1,276 @@
+"""One objective for every method: target, tangent points and a scalar per candidate.
+
+With f_s(x) = ∇_θ φ_s(θ_s, x, y) for each *slot* s (a tangent point, an output, or both),
+
+    r = T − Σ_i Σ_s λ_is f_s(x_i)          residual
+    L = Σ_p w_p ‖r_p‖²                     reconstruction loss over the named parameters p
+
+No f is ever built. The represented vector v = Σ λ f is one backward pass. Its adjoint, a second backward pass over
+the same graph, gives both gradients at once,
+
+    ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩,
+
+and the curvature that splitting needs, S(x_i) = −2 ∇²_x Σ_s λ_is g_is with r held fixed, is a third: its graph is
+built once and serves every product of a Lanczos run. (Forward-mode derivatives of g need as many matrix products,
+but their graph cannot be kept, and torch runs them at half the speed.)
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from palimpsest import smoothing
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.objectives.labels import Labels, Unlabelled
+
+Parameters = dict[str, Tensor]
+Operator = Callable[[Tensor], Tensor]
+
+
+def parameters_of(model: nn.Module) -> Parameters:
+    """The trainable parameters by name. A frozen one was not trained, so it holds no trace of the data."""
+    return {name: θ.detach() for name, θ in model.named_parameters() if θ.requires_grad}
+
+
+class Objective(ABC):
+    """L(x, λ) = Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖² and its derivatives.
+
+    A method is a subclass that states its target, its tangent points and, as members, :meth:`scalar`,
+    :attr:`signed` and :attr:`label_kind`; everything else is here.
+
+    Args:
+        model: the network; it is copied, put in evaluation mode, and never changed.
+        target: T, keyed like ``model.named_parameters()``; it names the parameters that take part.
+        tangents: the point θ at which f is taken, or a sequence of points with multipliers for each.
+        sharpness: β of the softplus that stands in for every ReLU, or None for the plain network.
+        weights: w_p by parameter name; see :mod:`palimpsest.objectives.weighting`.
+    """
+
+    signed: bool = True
+    """Whether multipliers may be negative; if not, the solver keeps them at or above zero."""
+
+    label_kind: Labels = Unlabelled()
+    """What labels candidates carry."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        target: Mapping[str, Tensor],
+        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+        sharpness: float | None = None,
+        weights: Mapping[str, float] | None = None,
+    ) -> None:
+        points = [tangents] if isinstance(tangents, Mapping) else list(tangents)
+        self._several_tangents = not isinstance(tangents, Mapping)
+        self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
+        self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
+        self.weights = {name: 1.0 for name in target} | dict(weights or {})
+        self.sharpness = sharpness
+        self._embed: Callable[[Tensor], Tensor] | None = None
+        self._checked: tuple[torch.Size, Tensor | None] | None = None
+        if not self.target:
+            raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
+        for name, values in [*self.target.items(), *(item for point in self.tangents for item in point.items())]:
+            if not bool(values.isfinite().all()):
+                raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
+        self._network = copy.deepcopy(model).eval().requires_grad_(False)
+
+    @abstractmethod
+    def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        """φ of each candidate from the network's outputs (k, C): shape (k,), or (k, C) for one per output."""
+
+    # --- the loss and its derivatives -----------------------------------------------------------------------
+
+    def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
+        """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
+        self.check(x, multipliers, labels)
+        return self._represent(x, multipliers, labels)
+
+    def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
+        """r = T − v, keyed by parameter name."""
+        return self._minus(self.represent(x, multipliers, labels))
+
+    def loss(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
+        """L = Σ_p w_p ‖r_p‖², exactly: no averaging over candidates or parameters."""
+        return self._squared_norm(self.residual(x, multipliers, labels))
+
+    def gradients(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """(∂L/∂x, ∂L/∂λ)."""
+        return self.loss_and_gradients(x, multipliers, labels)[1:]
+
+    def loss_and_gradients(
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """(L, ∂L/∂x, ∂L/∂λ). The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g)."""
+        x, λ = _leaf(x), _leaf(multipliers)
+        v = self.represent(x, λ, labels)
+        r = self._minus({name: value.detach() for name, value in v.items()})
+        λ_grad_g, g = _adjoint(v, (x, λ), self._weigh(r))
+        return self._squared_norm(r), -2 * λ_grad_g, -2 * g
+
+    def curvature(
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
+    ) -> Operator:
+        """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual."""
+        x = _leaf(x)
+        v = self.represent(x, multipliers.detach(), labels)
+        r = residual or self._minus({name: value.detach() for name, value in v.items()})
+        (λ_grad_g,) = _adjoint(v, (x,), self._weigh(r), differentiable=True)
+        return _directional(-2 * λ_grad_g, x)
+
+    def hessian(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Operator:
+        """The operator v ↦ ∇²_x L · v over all candidates jointly: S plus the coupling 2 J_iᵀJ_j between them."""
+        x = _leaf(x)
+        loss = self.loss(x, multipliers.detach(), labels)
+        (dx,) = torch.autograd.grad(loss, x, create_graph=True, materialize_grads=True)
+        return _directional(dx, x)
+
+    @property
+    def target_norm_squared(self) -> Tensor:
+        """Σ_p w_p ‖T_p‖²: the loss of no candidates at all, to which every reported loss is relative."""
+        return self._squared_norm(self.target)
+
+    # --- where candidates live, and in which numbers ----------------------------------------------------------
+
+    def within(self, embed: Callable[[Tensor], Tensor]) -> Self:
+        """The same objective in other coordinates, c ↦ L(embed(c)): every derivative is then one in c."""
+        other = copy.copy(self)
+        other._embed, other._checked = embed, None
+        return other
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
+        """The same objective on another device or in another precision."""
+        other = copy.copy(self)
+        other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
+        other.target = {name: t.to(device, dtype) for name, t in self.target.items()}
+        other.tangents = [{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents]
+        other._checked = None
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        return next(iter(self.target.values())).device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return next(iter(self.target.values())).dtype
+
+    # --- what fits ----------------------------------------------------------------------------------------------
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The (smoothed) network's outputs (k, C) at the first tangent point."""
+        try:
+            return self._outputs(self.tangents[0], x)
+        except RuntimeError as error:
+            shape = "×".join(map(str, x.shape[1:]))
+            raise InvalidInputError(f"the network does not take inputs of shape {shape}: {error}") from error
+
+    def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
+        outputs = self.outputs(x[:1])
+        labels = self.label_kind.balanced(1, outputs.shape[1])
+        slots = tuple(self._φ_of(outputs, None if labels is None else labels.to(x.device)).shape[1:])
+        return (len(self.tangents), *slots) if self._several_tangents else slots
+
+    def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
+        """Raise a named error unless candidates, multipliers, labels and network fit together."""
+        if self._checked is not None and self._checked[0] == x.shape and self._checked[1] is labels:
+            if multipliers.shape[0] == x.shape[0]:
+                return
+        if x.ndim < 2 or len(x) == 0:
+            raise InvalidInputError(f"candidates have shape {tuple(x.shape)}; give at least one, as (k, *image_shape)")
+        if x.dtype != self.dtype or x.device != self.device:
+            raise InvalidInputError(
+                f"candidates are {x.dtype} on {x.device} but the objective is {self.dtype} on {self.device}; "
+                "move one of them with .to(...)"
+            )
+        plain = x.detach()
+        outputs = self.outputs(plain[:1]).shape[1]
+        self.label_kind.check(labels, len(x), outputs)
+        expected = (len(x), *self.multiplier_shape(plain))
+        if multipliers.shape != expected:
+            raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
+        images = plain if self._embed is None else self._embed(plain)
+        smoothing.check(self._network, images, self.sharpness)
+        probe = self._represent(plain[:1], torch.ones_like(multipliers[:1]), None if labels is None else labels[:1])
+        if not any(bool(v.any()) for v in probe.values()):
+            raise NoGradientError("no parameter receives a gradient from the outputs; the network ignores its weights")
+        self._checked = (x.shape, labels)
+
+    # --- the pieces -----------------------------------------------------------------------------------------------
+
+    def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
+        images = x if self._embed is None else self._embed(x)
+        with nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness):
+            outputs = functional_call(self._network, θ, (images,))
+        return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
+
+    def _φ_of(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        φ = self.scalar(outputs, labels)
+        return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
+
+    def _φ(self, θ: Parameters, x: Tensor, labels: Tensor | None) -> Tensor:
+        return self._φ_of(self._outputs(θ, x), labels)
+
+    def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
+        """v = Σ_s ∇_θ Σ_i λ_is φ_s(θ_s, x_i), with a graph of its own if x or λ asks for derivatives."""
+        names, points = list(self.target), [{name: _leaf(t) for name, t in θ.items()} for θ in self.tangents]
+        weights = multipliers.unbind(1) if self._several_tangents else (multipliers,)
+        with torch.enable_grad():
+            total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, weights, strict=True)])
+            grads = torch.autograd.grad(
+                total,
+                [θ[name] for θ in points for name in names],
+                create_graph=x.requires_grad or multipliers.requires_grad,
+                materialize_grads=True,
+            )
+        return {name: _sum(grads[i :: len(names)]) for i, name in enumerate(names)}
+
+    def _minus(self, v: Parameters) -> Parameters:
+        return {name: t - v[name] for name, t in self.target.items()}
+
+    def _weigh(self, r: Parameters) -> Parameters:
+        return {name: self.weights[name] * t for name, t in r.items()}
+
+    def _squared_norm(self, r: Parameters) -> Tensor:
+        return _sum([self.weights[name] * t.square().sum() for name, t in r.items()])
+
+
+def _leaf(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_()
+
+
+def _sum(tensors: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)
+
+
+def _adjoint(
+    v: Parameters, inputs: tuple[Tensor, ...], u: Parameters, *, differentiable: bool = False
+) -> tuple[Tensor, ...]:
+    """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
+    parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]
+    outputs, cotangents = zip(*parts, strict=True)
+    return torch.autograd.grad(
+        outputs, inputs, cotangents, create_graph=differentiable, materialize_grads=True
+    )
+
+
+def _directional(gradient: Tensor, x: Tensor) -> Operator:
+    """v ↦ (∂ gradient / ∂x) v for a symmetric derivative; its graph is kept for the next product."""
+
+    def product(direction: Tensor) -> Tensor:
+        if not gradient.requires_grad:  # piecewise linear in x: no curvature at all
+            return torch.zeros_like(x)
+        return torch.autograd.grad(gradient, x, direction, retain_graph=True, materialize_grads=True)[0]
+
+    return product

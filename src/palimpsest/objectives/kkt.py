@@ -1,0 +1,51 @@
+"""KKT reconstruction (Haim et al. 2022), and its form for any loss with weight decay (Buzaglo et al. 2024)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor, nn
+
+from palimpsest.objectives import weighting
+from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives.labels import Binary, Unlabelled
+
+
+class KKT(Objective):
+    """θ = Σ_i λ_i y_i ∇_θ Φ(θ, x_i) with λ ≥ 0: a classifier that reached the maximum margin.
+
+    Gradient descent on the logistic loss drives a homogeneous network towards a stationary point of
+    min ½‖θ‖² s.t. y_i Φ(θ, x_i) ≥ 1, where the weights are a combination of the gradients at the training images.
+
+    Args:
+        model: the trained network, with one output.
+        signed: for any loss with weight decay: φ = Φ(x) without a label, and multipliers of either sign, one for
+            each output of the network.
+        initial: the initial weights, if known; only ``weights="auto"`` makes use of them.
+        sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
+
+    >>> import torch
+    >>> from palimpsest.networks import MLP
+    >>> objective = KKT(MLP(4, hidden=(8,)), sharpness=10.0)
+    >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+    >>> objective.loss(x, 0 * λ, y) == objective.target_norm_squared
+    tensor(True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        signed: bool = False,
+        initial: Mapping[str, Tensor] | None = None,
+        sharpness: float | None = None,
+        weights: weighting.Weights = None,
+    ) -> None:
+        θ = parameters_of(model)
+        self.signed = signed
+        self.label_kind = Unlabelled() if signed else Binary()
+        weights = weighting.resolve(weights, θ, lambda: weighting.remnants(θ, initial))
+        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights)
+
+    def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return outputs if labels is None or self.signed else labels * outputs[:, 0]

@@ -1,0 +1,57 @@
+"""What labels a method's candidates carry: none, ±1, or a class. Each kind deals them out and checks them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+
+class Labels(ABC):
+    @abstractmethod
+    def balanced(self, k: int, outputs: int) -> Tensor | None:
+        """Labels for k fresh candidates of a network with so many outputs."""
+
+    @abstractmethod
+    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
+        """Raise InvalidInputError unless these are k labels that such a network can have."""
+
+
+class Unlabelled(Labels):
+    """The method does not look at labels, and takes any."""
+
+    def balanced(self, k: int, outputs: int) -> None:
+        return None
+
+    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
+        return None
+
+
+class Binary(Labels):
+    """y ∈ {−1, 1}, for a network with one output."""
+
+    def balanced(self, k: int, outputs: int) -> Tensor:
+        return 1 - 2 * (torch.arange(k) % 2)
+
+    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
+        if outputs != 1:
+            raise InvalidInputError(f"this method needs a network with one output, not {outputs}; use MulticlassKKT")
+        if labels is None or labels.shape != (k,) or not bool((labels.abs() == 1).all()):
+            raise InvalidInputError(f"this method needs {k} labels, each −1 or 1")
+
+
+class Classes(Labels):
+    """y ∈ {0, …, C−1}, for a network with C ≥ 2 outputs."""
+
+    def balanced(self, k: int, outputs: int) -> Tensor:
+        return torch.arange(k) % outputs
+
+    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
+        if outputs < 2:
+            raise InvalidInputError("this method needs a network with one output per class; use KKT for one output")
+        fits = labels is not None and labels.shape == (k,) and not labels.is_floating_point()
+        if not fits or not bool(((labels >= 0) & (labels < outputs)).all()):
+            raise InvalidInputError(f"this method needs {k} whole-number labels from 0 to {outputs - 1}")

@@ -1,0 +1,62 @@
+"""NTK reconstruction (Loo et al. 2024): squared loss, known initial weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.objectives import weighting
+from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives.labels import Unlabelled
+
+
+class NTK(Objective):
+    """θ − θ_0 = Σ_i λ_i ∇_θ Φ(θ_0 + t(θ − θ_0), x_i): every step of gradient descent added gradients at the images.
+
+    The tangent at the midpoint t = ½ represents the whole path twice as well as either end; several points with
+    multipliers of their own represent it better still, at a proportional cost.
+
+    Args:
+        model: the trained network.
+        initial: its weights before training, a state dict.
+        at: t, or several of them; multipliers then have shape (k, len(at)), and with C > 1 outputs a further
+            axis of length C.
+        sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
+    """
+
+    signed = True
+    label_kind = Unlabelled()
+
+    def __init__(
+        self,
+        model: nn.Module,
+        initial: Mapping[str, Tensor],
+        *,
+        at: float | Sequence[float] = 0.5,
+        sharpness: float | None = None,
+        weights: weighting.Weights = None,
+    ) -> None:
+        θ, θ_0 = parameters_of(model), _matching(initial, parameters_of(model))
+        Δ = {name: θ[name] - θ_0[name] for name in θ}
+        if isinstance(at, Sequence) and not at:
+            raise InvalidInputError("at is empty; give at least one point t between 0 (initial) and 1 (final)")
+
+        def point(t: float) -> dict[str, Tensor]:
+            return {name: θ_0[name] + t * Δ[name] for name in θ}
+
+        weights = weighting.resolve(weights, Δ, lambda: weighting.linearisation_error(Δ, θ_0))
+        tangents = [point(t) for t in at] if isinstance(at, Sequence) else point(at)
+        super().__init__(model, target=Δ, tangents=tangents, sharpness=sharpness, weights=weights)
+
+    def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return outputs
+
+
+def _matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    for name, θ in final.items():
+        if name not in initial or initial[name].shape != θ.shape:
+            has = tuple(initial[name].shape) if name in initial else "nothing"
+            raise InvalidInputError(f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}")
+    return {name: initial[name].detach().to(θ) for name, θ in final.items()}

@@ -1,0 +1,83 @@
+"""Where candidates may live: all of image space, or an affine subspace of it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+
+class Parametrisation(Protocol):
+    """Coordinates of candidates: a tensor (k, *shape), and the images it stands for."""
+
+    image_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def images(self, coordinates: Tensor) -> Tensor: ...
+    def coordinates(self, images: Tensor) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """x = c: every image is allowed."""
+
+    image_shape: tuple[int, ...]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.image_shape
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        return coordinates
+
+    def coordinates(self, images: Tensor) -> Tensor:
+        return images
+
+
+@dataclass(frozen=True)
+class Subspace:
+    """x = x̄ + Q c with orthonormal columns Q, so that steps and curvatures in c measure as they do in x.
+
+    Attributes:
+        offset: x̄, shape (*image_shape,).
+        basis: Q transposed, shape (n, *image_shape).
+    """
+
+    offset: Tensor
+    basis: Tensor
+
+    def __post_init__(self) -> None:
+        if self.basis.shape[1:] != self.offset.shape or len(self.basis) == 0:
+            raise InvalidInputError(
+                f"a basis of shape {tuple(self.basis.shape)} does not fit an offset of shape {tuple(self.offset.shape)}"
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.offset.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (len(self.basis),)
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        flat = self.offset.flatten() + coordinates @ self.basis.flatten(1)
+        return flat.reshape(len(coordinates), *self.image_shape)
+
+    def coordinates(self, images: Tensor) -> Tensor:
+        """c = Qᵀ(x − x̄): the nearest point of the subspace."""
+        return (images - self.offset).flatten(1) @ self.basis.flatten(1).T
+
+    def shaped(self, image_shape: tuple[int, ...]) -> Subspace:
+        """The same subspace, its images laid out in another shape."""
+        if math.prod(image_shape) != self.offset.numel():
+            raise InvalidInputError(f"the subspace holds {self.offset.numel()} pixels, which is not a {image_shape} image")
+        return Subspace(self.offset.reshape(image_shape), self.basis.reshape(-1, *image_shape))
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
+        return Subspace(self.offset.to(device, dtype), self.basis.to(device, dtype))

@@ -1,0 +1,89 @@
+"""What is known of the images and multipliers before looking at the weights.
+
+A prior adds a penalty to L. Each has one dimensionless weight: penalties are means over candidates and pixels times
+‖T‖², the loss of no candidates at all, so that one default serves networks and images of every size.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+class Prior(ABC):
+    """A penalty relative to ‖T‖² on images (k, C, H, W), which are what the network sees, and multipliers (k, …)."""
+
+    @abstractmethod
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        """The penalty, differentiable in both arguments."""
+
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        """(∂/∂images, ∂/∂multipliers)."""
+        return Sum((self,)).value_and_gradients(images, multipliers)[1:]
+
+    def __add__(self, other: Prior) -> Sum:
+        return Sum((self, other))
+
+
+@dataclass(frozen=True)
+class Sum(Prior):
+    """Several priors at once."""
+
+    priors: Sequence[Prior]
+
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        return sum((prior.value(images, multipliers) for prior in self.priors), images.new_zeros(()))
+
+    def value_and_gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.value(x, λ)
+        if not value.requires_grad:
+            return value, torch.zeros_like(x), torch.zeros_like(λ)
+        return value.detach(), *torch.autograd.grad(value, (x, λ), materialize_grads=True)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Box(Prior):
+    """weight · mean over pixels of the squared distance from [low, high].
+
+    Candidates are what the network sees, so for centred images the box is the centred one; the default holds any
+    centring of images in [0, 1].
+    """
+
+    weight: float = 1.0
+    low: float | Tensor = -1.0
+    high: float | Tensor = 1.0
+
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        outside = torch.relu(self.low - images) + torch.relu(images - self.high)
+        return self.weight * outside.square().mean()
+
+
+@dataclass(frozen=True, kw_only=True)
+class TotalVariation(Prior):
+    """weight · mean over pixels of √(δ² + smoothing), δ the difference to the next pixel, in both directions."""
+
+    weight: float = 0.1
+    smoothing: float = 1e-3
+
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        if images.ndim < 4:  # no second axis to vary along: not an image
+            return images.new_zeros(())
+        total = sum((images.diff(dim=axis).square() + self.smoothing).sqrt().sum() for axis in (-1, -2))
+        return self.weight * total / images.numel()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MinimumMultiplier(Prior):
+    """weight · mean of max(0, minimum − λ)² / minimum²: keeps candidates of a margin method from dying at λ = 0."""
+
+    weight: float = 1.0
+    minimum: float = 0.05
+
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        return self.weight * torch.relu(1 - multipliers / self.minimum).square().mean()

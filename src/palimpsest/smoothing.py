@@ -1,0 +1,151 @@
+"""Smoothing the ReLUs of any network, without touching the network.
+
+A ReLU network's φ is piecewise linear in x, so its splitting matrix S is zero almost everywhere. Inside an
+objective every ReLU is therefore replaced, in the forward pass and hence consistently in every derivative, by
+
+    softplus_β(z) = log(1 + e^{βz}) / β  →  max(z, 0)   as the sharpness β → ∞.
+
+The replacement intercepts calls to torch rather than modules, so `nn.ReLU`, `F.relu`, `torch.relu`, `x.relu_()`
+and `x.clamp(min=0)` are all seen, in networks that were never written with Palimpsest in mind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+
+Smoother = Callable[[Tensor], Tensor]
+
+_LINEAR_FROM = 40.0  # softplus(z) = z to the last bit of float64 beyond here, and e^z has not overflowed
+_GUARD = 1e-3  # clamps at smaller bounds guard a division or a logarithm; they are no activation
+
+
+def softplus(z: Tensor, sharpness: float | Tensor) -> Tensor:
+    """softplus_β(z) = log(1 + e^{βz}) / β, with all derivatives exact and free of overflow.
+
+    >>> softplus(torch.tensor([-1.0, 0.0, 1.0]), 100.0)
+    tensor([0.0000, 0.0069, 1.0000])
+    """
+    return F.softplus(z * sharpness, beta=1, threshold=_LINEAR_FROM) / sharpness
+
+
+def _clamp(σ: Smoother, z: Tensor, min: Any = None, max: Any = None) -> Tensor:
+    if all(bound is None or (bound != 0 and abs(float(bound)) < _GUARD) for bound in (min, max)):
+        return torch.clamp(z, min, max)
+    low = z if min is None else min + σ(z - min)
+    return low if max is None else low - σ(z - max)
+
+
+def _prelu(σ: Smoother, z: Tensor, weight: Tensor) -> Tensor:
+    slope = weight if weight.numel() == 1 else weight.reshape(-1, *([1] * (z.ndim - 2)))
+    return slope * z + (1 - slope) * σ(z)
+
+
+# Every piecewise-linear activation is a combination of ReLUs; σ stands for the smooth one.
+_SMOOTHED: dict[str, Callable[..., Tensor]] = {
+    "relu": lambda σ, z: σ(z),
+    "relu6": lambda σ, z: σ(z) - σ(z - 6),
+    "leaky_relu": lambda σ, z, negative_slope=0.01: negative_slope * z + (1 - negative_slope) * σ(z),
+    "prelu": _prelu,
+    "hardtanh": lambda σ, z, min_val=-1.0, max_val=1.0: min_val + σ(z - min_val) - σ(z - max_val),
+    "abs": lambda σ, z: σ(z) + σ(-z),
+    "maximum": lambda σ, z, other: other + σ(z - other),
+    "minimum": lambda σ, z, other: z - σ(z - other),
+    "clamp": _clamp,
+    "clip": _clamp,
+    "clamp_min": lambda σ, z, min: _clamp(σ, z, min=min),
+    "clamp_max": lambda σ, z, max: _clamp(σ, z, max=max),
+}
+_REFUSED = {
+    name: f"uses {name}, whose kinks or jumps cannot be smoothed; retrain or wrap it with ReLU, GELU or tanh"
+    for name in "rrelu threshold hardshrink softshrink hardswish hardsigmoid selu sign sgn heaviside round "
+    "floor ceil trunc rnn_relu bernoulli rand_like randn_like".split()
+} | {
+    name: "compares activations with each other or with a number, which hides a kink from every derivative; "
+    "write it with torch.relu or torch.maximum"
+    for name in "gt ge lt le greater greater_equal less less_equal __gt__ __ge__ __lt__ __le__".split()
+}
+
+
+class Smoothed(TorchFunctionMode):
+    """While active, torch computes softplus_β where a network asks for a ReLU.
+
+    >>> with Smoothed(10.0):
+    ...     torch.relu(torch.zeros(1))
+    tensor([0.0693])
+    """
+
+    def __init__(self, sharpness: float | Tensor) -> None:
+        super().__init__()
+        if not isinstance(sharpness, Tensor) and not 0 < sharpness < float("inf"):
+            raise InvalidInputError(
+                f"sharpness is {sharpness}; give a positive number, or None for plain ReLUs"
+            )
+        self.sharpness = sharpness
+        self.layers: list[str] = []  # the modules being run, kept up by `check`
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = dict(kwargs or {})
+        name = getattr(func, "__name__", "")
+        stem = name.removesuffix("_") if not name.startswith("__") else name
+        if not any(isinstance(a, Tensor) and a.is_floating_point() for a in args):
+            return func(*args, **kwargs)
+        if stem in _SMOOTHED:
+            in_place = kwargs.pop("inplace", False) or stem != name
+            z, *rest = args
+            smooth = _SMOOTHED[stem](
+                lambda z: softplus(z, self.sharpness), z.clone() if in_place else z, *rest, **kwargs
+            )
+            return z.copy_(smooth) if in_place else smooth
+        if stem in _REFUSED:
+            raise UnsupportedNetworkError(self.layers[-1] if self.layers else "", _REFUSED[stem])
+        return func(*args, **kwargs)
+
+
+def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None:
+    """Refuse, by the name of the layer, a network that no objective can differentiate as it must.
+
+    The activations must be smooth or smoothable, the outputs must be deterministic, and no layer may mix the
+    candidates of a batch, since f(x_i) would then depend on x_j. Max-pooling is accepted: it selects among
+    smooth functions and has exact derivatives almost everywhere.
+    """
+    mode = Smoothed(sharpness) if sharpness is not None else nullcontext()
+    layers: list[str] = getattr(mode, "layers", [])
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise UnsupportedNetworkError(
+                name, "is compiled TorchScript, which hides its activations; pass the Python module"
+            )
+        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+            raise UnsupportedNetworkError(
+                name,
+                "normalises by batch statistics, which mixes candidates; train it with running statistics",
+            )
+        hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
+        hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
+    probe = torch.stack([x[0], x[-1] + 0.1, x[0] - 0.1])
+    try:
+        with torch.no_grad(), mode:
+            together, again, alone = model(probe), model(probe), model(probe[:1])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if not isinstance(together, Tensor) or together.ndim < 1 or together.shape[0] != len(probe):
+        raise UnsupportedNetworkError("", "must return a tensor with one row of outputs per image")
+    if not torch.equal(together, again):
+        raise UnsupportedNetworkError(
+            "", "gives different outputs for the same input; switch off its randomness"
+        )
+    if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-5):
+        raise UnsupportedNetworkError(
+            "", "mixes the images of a batch; give it layers that see one image at a time"
+        )

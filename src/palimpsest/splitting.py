@@ -1,0 +1,158 @@
+"""Sample splitting: replacing a candidate by two where one alone cannot descend any further.
+
+Replacing x_i by x_i ± ηv, with λ_i/2 each, changes L by ½η² vᵀS(x_i)v to second order, whatever the gradient, where
+
+    S(x_i) = −2 ∇²_x Σ_s λ_is ⟨w∘r, f_s(x_i)⟩        the splitting matrix.
+
+So λ_min(S(x_i)) < 0 means that a split along the eigenvector lowers L by ½η²|λ_min|, even at a local minimum of L.
+And since ∇²_x L = 2 JᵀJ + diag S(x_i), S ⪰ −ε for all candidates certifies ∇²_x L ⪰ −ε.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.lanczos import Eigenpairs, smallest_eigenpairs
+from palimpsest.objectives import Objective
+
+HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
+
+
+def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
+    """The dense splitting matrices (k, d, d), one product per column: for inspection and tests."""
+    product = objective.curvature(x, multipliers, labels)
+    basis = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device)
+    columns = [product(e.reshape(x.shape[1:]).expand_as(x)).flatten(1) for e in basis]
+    return torch.stack(columns, dim=2)
+
+
+def min_eigenpairs(
+    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, iterations: int = 20
+) -> tuple[Tensor, Tensor]:
+    """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
+    return _eigenpairs(objective, x, multipliers, labels, iterations)[:2]
+
+
+def _eigenpairs(
+    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, iterations: int
+) -> Eigenpairs:
+    return smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Splitting:
+    """When, which and how candidates split.
+
+    Args:
+        rounds: how often a run stops to split; Phase I runs once before each and once after the last.
+        share: at most this share of the candidates splits in one round.
+        eta_max: longest displacement η of an off-spring, in the units of the images.
+        relative: a candidate splits if it promises to lower L by more than this share, ½η_max²|λ_min| > relative · L.
+            This is free of the scale of weights, multipliers and images' number.
+        threshold: the published criterion λ_min < threshold (−0.1 there), in place of the relative one.
+        iterations: of Lanczos.
+        direction: ``"curvature"`` is the method. The others are its controls, at the same candidates and times:
+            ``"random"`` directions, ``"duplicate"`` (η = 0), and ``"none"``, which only restarts the learning rate.
+    """
+
+    rounds: int = 2
+    share: float = 0.5
+    eta_max: float = 1.0
+    relative: float = 1e-6
+    threshold: float | None = None
+    iterations: int = 20
+    direction: Literal["curvature", "random", "duplicate", "none"] = "curvature"
+
+    def __post_init__(self) -> None:
+        if self.rounds < 1 or not 0 < self.share <= 1 or self.eta_max <= 0 or self.iterations < 1:
+            raise InvalidInputError("splitting needs rounds ≥ 1, 0 < share ≤ 1, eta_max > 0 and iterations ≥ 1")
+        if self.direction not in ("curvature", "random", "duplicate", "none"):
+            raise InvalidInputError(f"direction is {self.direction!r}; choose curvature, random, duplicate or none")
+
+    def chosen(self, eigenvalues: Tensor, loss: Tensor) -> Tensor:
+        """Indices of the candidates that split: those past the criterion, most promising first, up to the cap."""
+        if self.direction == "none":
+            return eigenvalues.new_zeros(0, dtype=torch.long)
+        if self.threshold is not None:
+            eligible = eigenvalues < self.threshold
+        else:
+            eligible = 0.5 * self.eta_max**2 * -eigenvalues > self.relative * loss
+        most = min(int(eligible.sum()), max(1, int(self.share * len(eigenvalues))))
+        return eigenvalues.masked_fill(~eligible, torch.inf).argsort()[:most]
+
+    def directions(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
+        """Unit displacement of each candidate, by the policy."""
+        if self.direction == "random":
+            noise = torch.randn(vectors.shape, generator=generator, dtype=torch.float64).to(vectors)
+            return noise / noise.flatten(1).norm(dim=1).reshape(-1, *[1] * (noise.ndim - 1))
+        return torch.zeros_like(vectors) if self.direction == "duplicate" else vectors
+
+
+@dataclass(frozen=True)
+class Split:
+    """A set of candidates after a split, and what it took."""
+
+    x: Tensor
+    multipliers: Tensor
+    labels: Tensor | None
+    parents: Tensor
+    """(k',) index of each candidate's parent among the candidates before."""
+    eta: float
+    eigenvalues: Tensor
+    """(k,) λ_min(S(x_i)) of every candidate before."""
+    before: float
+    after: float
+    """The full objective just before and just after."""
+
+
+def apply(x: Tensor, multipliers: Tensor, labels: Tensor | None, chosen: Tensor, displacement: Tensor):
+    """x_i → x_i ± δ_i with λ_i/2 each, for the chosen i: the + takes the parent's place, the − goes to the end.
+
+    Returns (x, multipliers, labels, parents). The loss is unchanged if every δ_i is zero.
+    """
+    parents = torch.cat([torch.arange(len(x), device=x.device), chosen])
+    moved, halved = x[parents], multipliers[parents]
+    moved[chosen] += displacement
+    moved[len(x) :] -= displacement
+    halved[chosen] /= 2
+    halved[len(x) :] /= 2
+    return moved, halved, None if labels is None else labels[parents], parents
+
+
+def split(
+    objective: Objective,
+    x: Tensor,
+    multipliers: Tensor,
+    labels: Tensor | None,
+    policy: Splitting,
+    *,
+    full: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
+    generator: torch.Generator | None = None,
+) -> Split | None:
+    """Phase II: one round of splitting, or None where the candidates are stable under the policy.
+
+    The step η is common to all that split and found by a line search over ``full``, the objective with its priors
+    (L alone by default); a split along curvature is declared void if no η in the search lowers it.
+    """
+    full = full or objective.loss
+    eigenvalues, vectors = min_eigenpairs(objective, x, multipliers, labels, iterations=policy.iterations)
+    chosen = policy.chosen(eigenvalues, objective.loss(x, multipliers, labels))
+    if len(chosen) == 0:
+        return None
+    v = policy.directions(vectors, generator or torch.Generator().manual_seed(0))[chosen]
+
+    def objective_at(η: float) -> float:
+        return float(full(*apply(x, multipliers, labels, chosen, η * v)[:3]))
+
+    unmoved = objective_at(0.0)
+    steps = [0.0] if policy.direction == "duplicate" else [policy.eta_max / 2**j for j in range(HALVINGS)]
+    η, after = min(((η, objective_at(η)) for η in steps), key=lambda pair: pair[1])
+    if policy.direction == "curvature" and not after < unmoved:
+        return None
+    return Split(*apply(x, multipliers, labels, chosen, η * v), η, eigenvalues, unmoved, after)
