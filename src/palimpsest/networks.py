@@ -23,8 +23,8 @@ class MLP(nn.Module):
         hidden: widths of the hidden layers; empty for a linear network.
         outputs: number of outputs; the result has shape ``(k, outputs)``.
         bias: which layers have one: ``"first"``, ``"all"`` or ``"none"``.
-        scale: factor on the ordinary initial weights, one for all layers or one per layer. The known
-            reconstructions from classifiers start with a small first layer.
+        scale: factor on the initial weights, which are He's N(0, 2 / fan-in) with zero biases; one for all layers or
+            one per layer. The known reconstructions from classifiers start with a small first layer.
 
     >>> MLP((1, 4, 4), hidden=(8, 8))(torch.zeros(5, 1, 4, 4)).shape
     torch.Size([5, 1])
@@ -56,8 +56,9 @@ class MLP(nn.Module):
         )
         with torch.no_grad():
             for layer, s in zip(self.layers, scales, strict=True):
-                for parameter in layer.parameters():
-                    parameter.mul_(s)
+                layer.weight.normal_(0, s * math.sqrt(2 / layer.in_features))
+                if layer.bias is not None:
+                    layer.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.flatten(1)

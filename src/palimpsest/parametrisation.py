@@ -13,13 +13,23 @@ from palimpsest.errors import InvalidInputError
 
 
 class Parametrisation(Protocol):
-    """Coordinates of candidates: a tensor (k, *shape), and the images it stands for."""
+    """Coordinates c of candidates, a tensor (k, *shape), and the images x(c) they stand for."""
 
-    image_shape: tuple[int, ...]
-    shape: tuple[int, ...]
+    @property
+    def image_shape(self) -> tuple[int, ...]: ...
 
-    def images(self, coordinates: Tensor) -> Tensor: ...
-    def coordinates(self, images: Tensor) -> Tensor: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def unit(self) -> float:
+        """How far one coordinate moves when every pixel of an image moves by one; the scale of steps in c."""
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        """x(c)."""
+
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        """(∂x/∂c)ᵀ times a gradient with respect to the images."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +42,15 @@ class Everywhere:
     def shape(self) -> tuple[int, ...]:
         return self.image_shape
 
+    @property
+    def unit(self) -> float:
+        return 1.0
+
     def images(self, coordinates: Tensor) -> Tensor:
         return coordinates
 
-    def coordinates(self, images: Tensor) -> Tensor:
-        return images
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        return gradient
 
 
 @dataclass(frozen=True)
@@ -65,6 +79,10 @@ class Subspace:
     def shape(self) -> tuple[int, ...]:
         return (len(self.basis),)
 
+    @property
+    def unit(self) -> float:
+        return math.sqrt(self.offset.numel() / len(self.basis))
+
     def images(self, coordinates: Tensor) -> Tensor:
         flat = self.offset.flatten() + coordinates @ self.basis.flatten(1)
         return flat.reshape(len(coordinates), *self.image_shape)
@@ -72,6 +90,9 @@ class Subspace:
     def coordinates(self, images: Tensor) -> Tensor:
         """c = Qᵀ(x − x̄): the nearest point of the subspace."""
         return (images - self.offset).flatten(1) @ self.basis.flatten(1).T
+
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        return gradient.flatten(1) @ self.basis.flatten(1).T
 
     def shaped(self, image_shape: tuple[int, ...]) -> Subspace:
         """The same subspace, its images laid out in another shape."""

@@ -95,11 +95,11 @@ class Smoothed(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
-        stem = name.removesuffix("_") if not name.startswith("__") else name
+        stem = name if name.startswith("__") else name.strip("_")
         if not any(isinstance(a, Tensor) and a.is_floating_point() for a in args):
             return func(*args, **kwargs)
         if stem in _SMOOTHED:
-            in_place = kwargs.pop("inplace", False) or stem != name
+            in_place = kwargs.pop("inplace", False) or (stem != name and name.endswith("_"))
             z, *rest = args
             smooth = _SMOOTHED[stem](
                 lambda z: softplus(z, self.sharpness), z.clone() if in_place else z, *rest, **kwargs

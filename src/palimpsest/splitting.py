@@ -96,33 +96,40 @@ class Splitting:
 
 @dataclass(frozen=True)
 class Split:
-    """A set of candidates after a split, and what it took."""
+    """The candidates after a round of splitting, and how it went."""
 
     x: Tensor
     multipliers: Tensor
     labels: Tensor | None
+    chosen: Tensor
+    """Indices, among the candidates before, of those that split; empty where all are stable."""
     parents: Tensor
-    """(k',) index of each candidate's parent among the candidates before."""
+    """(k',) index of each candidate's parent among the candidates before; its own place if it did not split."""
     eta: float
     eigenvalues: Tensor
     """(k,) λ_min(S(x_i)) of every candidate before."""
     before: float
     after: float
-    """The full objective just before and just after."""
+    """The full objective with the off-spring at η = 0 and at η."""
 
 
 def apply(x: Tensor, multipliers: Tensor, labels: Tensor | None, chosen: Tensor, displacement: Tensor):
     """x_i → x_i ± δ_i with λ_i/2 each, for the chosen i: the + takes the parent's place, the − goes to the end.
 
-    Returns (x, multipliers, labels, parents). The loss is unchanged if every δ_i is zero.
+    Returns (x, multipliers, labels). L is unchanged if every δ_i is zero.
     """
-    parents = torch.cat([torch.arange(len(x), device=x.device), chosen])
+    parents = parents_of(len(x), chosen)
     moved, halved = x[parents], multipliers[parents]
     moved[chosen] += displacement
     moved[len(x) :] -= displacement
     halved[chosen] /= 2
     halved[len(x) :] /= 2
-    return moved, halved, None if labels is None else labels[parents], parents
+    return moved, halved, None if labels is None else labels[parents]
+
+
+def parents_of(k: int, chosen: Tensor) -> Tensor:
+    """Index of the parent of each candidate after the chosen ones among k have split."""
+    return torch.cat([torch.arange(k, device=chosen.device), chosen])
 
 
 def split(
@@ -134,25 +141,24 @@ def split(
     *,
     full: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
     generator: torch.Generator | None = None,
-) -> Split | None:
-    """Phase II: one round of splitting, or None where the candidates are stable under the policy.
+) -> Split:
+    """Phase II: one round of splitting under the policy; nothing is chosen where the candidates are stable.
 
     The step η is common to all that split and found by a line search over ``full``, the objective with its priors
-    (L alone by default); a split along curvature is declared void if no η in the search lowers it.
+    (L alone by default). A split along curvature for which no η lowers it does not take place.
     """
     full = full or objective.loss
     eigenvalues, vectors = min_eigenpairs(objective, x, multipliers, labels, iterations=policy.iterations)
     chosen = policy.chosen(eigenvalues, objective.loss(x, multipliers, labels))
-    if len(chosen) == 0:
-        return None
     v = policy.directions(vectors, generator or torch.Generator().manual_seed(0))[chosen]
 
     def objective_at(η: float) -> float:
-        return float(full(*apply(x, multipliers, labels, chosen, η * v)[:3]))
+        return float(full(*apply(x, multipliers, labels, chosen, η * v)))
 
     unmoved = objective_at(0.0)
     steps = [0.0] if policy.direction == "duplicate" else [policy.eta_max / 2**j for j in range(HALVINGS)]
-    η, after = min(((η, objective_at(η)) for η in steps), key=lambda pair: pair[1])
+    η, after = min(((η, objective_at(η)) for η in steps), key=lambda pair: pair[1]) if len(chosen) else (0.0, unmoved)
     if policy.direction == "curvature" and not after < unmoved:
-        return None
-    return Split(*apply(x, multipliers, labels, chosen, η * v), η, eigenvalues, unmoved, after)
+        chosen, v, η, after = chosen[:0], v[:0], 0.0, unmoved
+    offspring = apply(x, multipliers, labels, chosen, η * v)
+    return Split(*offspring, chosen, parents_of(len(x), chosen), η, eigenvalues, unmoved, after)

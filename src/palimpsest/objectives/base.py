@@ -77,7 +77,7 @@ class Objective(ABC):
         self.weights = {name: 1.0 for name in target} | dict(weights or {})
         self.sharpness = sharpness
         self._embed: Callable[[Tensor], Tensor] | None = None
-        self._checked: tuple[torch.Size, Tensor | None] | None = None
+        self._checked: tuple[tuple[torch.Size, torch.Size], Tensor | None] | None = None
         if not self.target:
             raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
         for name, values in [*self.target.items(), *(item for point in self.tangents for item in point.items())]:
@@ -140,6 +140,10 @@ class Objective(ABC):
         """Σ_p w_p ‖T_p‖²: the loss of no candidates at all, to which every reported loss is relative."""
         return self._squared_norm(self.target)
 
+    def represented_norm_squared(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Σ_p w_p ‖v_p‖² of what the candidates represent, to compare with ‖T‖²."""
+        return self._squared_norm(self.represent(x, multipliers, labels))
+
     # --- where candidates live, and in which numbers ----------------------------------------------------------
 
     def within(self, embed: Callable[[Tensor], Tensor]) -> Self:
@@ -169,11 +173,7 @@ class Objective(ABC):
 
     def outputs(self, x: Tensor) -> Tensor:
         """The (smoothed) network's outputs (k, C) at the first tangent point."""
-        try:
-            return self._outputs(self.tangents[0], x)
-        except RuntimeError as error:
-            shape = "×".join(map(str, x.shape[1:]))
-            raise InvalidInputError(f"the network does not take inputs of shape {shape}: {error}") from error
+        return self._outputs(self.tangents[0], x)
 
     def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
         """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
@@ -184,9 +184,9 @@ class Objective(ABC):
 
     def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         """Raise a named error unless candidates, multipliers, labels and network fit together."""
-        if self._checked is not None and self._checked[0] == x.shape and self._checked[1] is labels:
-            if multipliers.shape[0] == x.shape[0]:
-                return
+        shapes = (x.shape, multipliers.shape)
+        if self._checked is not None and self._checked[0] == shapes and self._checked[1] is labels:
+            return
         if x.ndim < 2 or len(x) == 0:
             raise InvalidInputError(f"candidates have shape {tuple(x.shape)}; give at least one, as (k, *image_shape)")
         if x.dtype != self.dtype or x.device != self.device:
@@ -195,17 +195,23 @@ class Objective(ABC):
                 "move one of them with .to(...)"
             )
         plain = x.detach()
-        outputs = self.outputs(plain[:1]).shape[1]
-        self.label_kind.check(labels, len(x), outputs)
+        self._check_network(plain)
+        self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
             raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
-        images = plain if self._embed is None else self._embed(plain)
-        smoothing.check(self._network, images, self.sharpness)
         probe = self._represent(plain[:1], torch.ones_like(multipliers[:1]), None if labels is None else labels[:1])
         if not any(bool(v.any()) for v in probe.values()):
             raise NoGradientError("no parameter receives a gradient from the outputs; the network ignores its weights")
-        self._checked = (x.shape, labels)
+        self._checked = (shapes, labels)
+
+    def _check_network(self, x: Tensor) -> None:
+        images = x if self._embed is None else self._embed(x)
+        try:
+            smoothing.check(self._network, images, self.sharpness)
+        except (RuntimeError, ValueError, TypeError) as error:
+            shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
+            raise InvalidInputError(f"the network does not take images of shape {shape}: {reason}") from error
 
     # --- the pieces -----------------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 
+MOST = 1e-6  # no equation counts more than a million times another
 Weights = Mapping[str, float] | Literal["auto"] | None
 
 
@@ -30,7 +31,7 @@ def resolve(
     """Weights by name, all of them: as given (1 where silent), or 1 / v_p from what the method leaves unexplained."""
     if weights == "auto":
         v = unexplained()
-        floor = max(v.values()) * torch.finfo(torch.float32).eps ** 2 or 1.0  # a zero-initialised bias is no proof
+        floor = MOST * max(v.values()) or 1.0  # a bias that starts at zero is not therefore beyond all doubt
         raw = {name: 1.0 / max(v[name], floor) for name in target}
         energy = {name: float(t.double().square().sum()) for name, t in target.items()}
         scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in target) or 1.0)

@@ -1,0 +1,80 @@
+"""Those who watch a run: progress bars, checkpoints, and whatever a user adds."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from palimpsest.state import State
+
+
+class Callback:
+    """What a run tells. Every state given here is finite; each method may be left out."""
+
+    def on_start(self, state: State) -> None:
+        """Before the first step, or the first after resuming."""
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        """The history has a new entry about this state: a recorded step, or a split that begins from it."""
+
+    def on_stop(self, state: State) -> None:
+        """The run was interrupted or diverged; this is the last good state."""
+
+    def on_end(self, state: State) -> None:
+        """The run is complete."""
+
+
+class Checkpoint(Callback):
+    """Saves the state to a file every few seconds and whenever a run stops, so that nothing is lost."""
+
+    def __init__(self, path: Path, fingerprint: str, *, every_seconds: float = 5.0) -> None:
+        self.path, self.fingerprint, self.every_seconds = path, fingerprint, every_seconds
+        self._saved_at = time.monotonic()
+
+    def resume(self, fresh: State) -> State:
+        """The saved state if there is one, else the fresh one."""
+        return State.load(self.path, self.fingerprint, fresh.x.device) if self.path.exists() else fresh
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        if time.monotonic() - self._saved_at >= self.every_seconds:
+            self._save(state)
+
+    def on_stop(self, state: State) -> None:
+        self._save(state)
+
+    def on_end(self, state: State) -> None:
+        self._save(state)
+
+    def _save(self, state: State) -> None:
+        state.save(self.path, self.fingerprint)
+        self._saved_at = time.monotonic()
+
+
+class Progress(Callback):
+    """A bar with loss, candidates, rate and remaining time, once a run has taken two seconds."""
+
+    def __init__(self, steps: int, *, show: bool | None = None) -> None:
+        self.steps = steps
+        self.show = sys.stderr.isatty() if show is None else show
+
+    def on_start(self, state: State) -> None:
+        self.bar = tqdm(
+            total=self.steps, initial=state.step, desc="reconstructing", unit="step", delay=2, disable=not self.show
+        )
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        if "loss" in entry:
+            self.bar.set_postfix(loss=f"{entry['loss']:.3g}", candidates=entry["candidates"], refresh=False)
+        self.bar.update(state.step - self.bar.n)
+
+    def on_stop(self, state: State) -> None:
+        self.bar.close()
+
+    def on_end(self, state: State) -> None:
+        self.bar.update(state.step - self.bar.n)
+        self.bar.close()

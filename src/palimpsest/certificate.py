@@ -1,0 +1,79 @@
+"""What can be said for certain about the point at which a run ended."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from palimpsest.lanczos import smallest_eigenpairs
+from palimpsest.objectives import Objective
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """First- and second-order stationarity of L / ‖T‖² in the candidates.
+
+    A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), with ρ the Lipschitz constant of
+    the Hessian. Since λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify it.
+    """
+
+    epsilon: float
+    gradient: float
+    """‖∇_x L‖."""
+    splitting: float
+    """min_i λ_min(S(x_i)), less the error bound of Lanczos: a lower bound up to unconverged directions."""
+    hessian: float
+    """λ_min(∇²_x L) over all candidates jointly, as far as Lanczos found it: an upper bound."""
+    rho: float
+    """A lower bound on ρ, the change of the curvature along its own direction; less than ρ is the safe side."""
+
+    @property
+    def allowed_curvature(self) -> float:
+        """−√(ρε): how negative the curvature may be."""
+        return -math.sqrt(self.rho * self.epsilon)
+
+    @property
+    def first_order(self) -> bool:
+        return self.gradient <= self.epsilon
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the point is an ε-second-order stationary point, by its splitting matrices or its Hessian."""
+        return self.first_order and max(self.splitting, self.hessian) >= self.allowed_curvature
+
+    def __str__(self) -> str:
+        if self.second_order:
+            return f"an ε-second-order stationary point for ε = {self.epsilon:g}"
+        short = "the gradient is too large" if not self.first_order else "there is a direction of descent"
+        return f"no ε-second-order stationary point for ε = {self.epsilon:g}: {short}"
+
+
+def certify(
+    objective: Objective,
+    x: Tensor,
+    multipliers: Tensor,
+    labels: Tensor | None = None,
+    *,
+    epsilon: float = 1e-3,
+    iterations: int = 40,
+) -> Certificate:
+    """Measure ‖∇_x L‖, min_i λ_min(S(x_i)) and λ_min(∇²_x L), all relative to ‖T‖²."""
+    T2 = float(objective.target_norm_squared)
+    dx, _ = objective.gradients(x, multipliers, labels)
+    S = smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)
+    hessian = objective.hessian(x, multipliers, labels)
+    H = smallest_eigenpairs(lambda v: hessian(v[0])[None], x[None], iterations=iterations)
+    v, h = H.vectors[0], 1e-2
+
+    def curvature_along_v(at: Tensor) -> float:
+        return float((v * objective.hessian(at, multipliers, labels)(v)).sum())
+
+    return Certificate(
+        epsilon=epsilon,
+        gradient=float(dx.norm()) / T2,
+        splitting=float((S.values - S.residuals).min()) / T2,
+        hessian=float(H.values[0]) / T2,
+        rho=abs(curvature_along_v(x + h * v) - curvature_along_v(x - h * v)) / (2 * h) / T2,
+    )

@@ -1,0 +1,89 @@
+"""First-order updates with their state in the open, so that it can be saved, split and resumed."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+Moments = dict[str, Tensor]
+
+
+class Optimiser(ABC):
+    """An update rule for one tensor; its memory is a dictionary of tensors shaped like it."""
+
+    learning_rate: float
+
+    @abstractmethod
+    def init(self, parameter: Tensor) -> Moments:
+        """The memory before the first step."""
+
+    @abstractmethod
+    def update(
+        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
+    ) -> tuple[Tensor, Moments]:
+        """Parameter and memory after step number ``step`` (from 1), at ``factor`` times the learning rate."""
+
+    @abstractmethod
+    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
+        """The memory of a parameter whose gradients would have been ``scale`` times as large."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adam(Optimiser):
+    """Kingma and Ba's rule: steps of about the learning rate, whatever the size of the gradient."""
+
+    learning_rate: float = 0.02
+    β1: float = 0.9
+    β2: float = 0.999
+    ε: float = 1e-8
+
+    def __post_init__(self) -> None:
+        _require_positive(self.learning_rate)
+
+    def init(self, parameter: Tensor) -> Moments:
+        return {"mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
+    ) -> tuple[Tensor, Moments]:
+        mean = torch.lerp(moments["mean"], gradient, 1 - self.β1)
+        square = torch.lerp(moments["square"], gradient.square(), 1 - self.β2)
+        unbiased = (square / (1 - self.β2**step)).sqrt() + self.ε
+        rate = factor * self.learning_rate / (1 - self.β1**step)
+        return torch.addcdiv(parameter, mean, unbiased, value=-rate), {"mean": mean, "square": square}
+
+    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
+        return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SGD(Optimiser):
+    """Gradient descent with heavy-ball momentum."""
+
+    learning_rate: float
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        _require_positive(self.learning_rate)
+
+    def init(self, parameter: Tensor) -> Moments:
+        return {"velocity": torch.zeros_like(parameter)}
+
+    def update(
+        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
+    ) -> tuple[Tensor, Moments]:
+        velocity = self.momentum * moments["velocity"] + gradient
+        return parameter - factor * self.learning_rate * velocity, {"velocity": velocity}
+
+    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
+        return {"velocity": moments["velocity"] * scale}
+
+
+def _require_positive(learning_rate: float) -> None:
+    if not 0 < learning_rate < float("inf"):
+        raise InvalidInputError(f"the learning rate is {learning_rate}; give a positive number")

@@ -1,0 +1,133 @@
+"""`pal.reconstruct`: running the solver from random candidates to a result, watched and resumable."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from palimpsest.callbacks import Callback, Checkpoint, Progress
+from palimpsest.certificate import Certificate, certify
+from palimpsest.errors import DivergenceError
+from palimpsest.objectives import Objective
+from palimpsest.parametrisation import Everywhere, Parametrisation, Subspace
+from palimpsest.solver import Settings, Solver
+from palimpsest.state import Outcome, State
+
+
+@dataclass(frozen=True)
+class Reconstruction:
+    """What was read out of the weights."""
+
+    images: Tensor
+    """(k, *image_shape), in the space the network sees: centred if it was trained on centred images."""
+    multipliers: Tensor
+    labels: Tensor | None
+    ids: Tensor
+    parents: Tensor
+    """(k,) number of the candidate each one split from, or −1."""
+    lineage: Tensor
+    """The parent of every candidate that ever was, by number."""
+    history: list[dict[str, Any]]
+    outcome: Outcome
+    loss: float
+    """Final L / ‖T‖², at the sharpest network."""
+    certificate: Certificate
+
+    def ancestors(self, i: int) -> list[int]:
+        """The numbers of candidate i and of those it descends from, the youngest first."""
+        line = [int(self.ids[i])]
+        while (parent := int(self.lineage[line[-1]])) >= 0:
+            line.append(parent)
+        return line
+
+
+def reconstruct(
+    objective: Objective,
+    *,
+    image_shape: Sequence[int],
+    candidates: int,
+    steps: int = 4000,
+    within: Subspace | None = None,
+    callbacks: Sequence[Callback] = (),
+    checkpoint: Path | str | None = None,
+    progress: bool | None = None,
+    epsilon: float = 1e-3,
+    **settings: Any,
+) -> Reconstruction:
+    """Read training images out of weights: run the two phases from random candidates to the end.
+
+    Args:
+        objective: the method, for example ``pal.NTK(model, initial)``.
+        image_shape: shape of one image, for example ``(3, 32, 32)``.
+        candidates, steps, **settings: see :class:`Settings`.
+        within: a subspace to search in, for example ``pal.span(model, initial).subspace``; everywhere by default.
+        callbacks: objects that are told of the run's progress.
+        checkpoint: a file to which the state is saved as the run goes on. If it exists the run continues from it,
+            to the same result as if it had never stopped.
+        progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
+        epsilon: for the certificate: relative to ‖T‖², how small a gradient counts as stationary.
+    """
+    where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
+        objective.device, objective.dtype
+    )  # fmt: skip
+    solver = Solver(objective, where, Settings(candidates=candidates, steps=steps, **settings))
+    state = solver.init()
+    watchers = [*callbacks]
+    if checkpoint is not None:
+        saver = Checkpoint(Path(checkpoint), solver.fingerprint())
+        watchers.append(saver)
+        state = saver.resume(state)
+    if progress is not False:
+        watchers.append(Progress(steps, show=progress))
+    state = _run(solver, state, watchers)
+    return _result(solver, state, epsilon)
+
+
+def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
+    """Step until done, telling the callbacks only of states known to be finite."""
+    good = state
+    try:
+        for callback in callbacks:
+            callback.on_start(state)
+        while not solver.done(state):
+            new = solver.step(state)
+            if len(new.history) > len(state.history):  # recording read the loss: this state is finite
+                good = state
+                for callback in callbacks:
+                    callback.on_record(state, new.history[-1])
+            state = new
+    except KeyboardInterrupt:
+        _tell_stop(callbacks, state if bool(state.x.isfinite().all()) else good)
+        raise
+    except DivergenceError:
+        _tell_stop(callbacks, good)
+        raise
+    for callback in callbacks:
+        callback.on_end(state)
+    return state
+
+
+def _tell_stop(callbacks: Sequence[Callback], state: State) -> None:
+    for callback in callbacks:
+        callback.on_stop(state)
+
+
+def _result(solver: Solver, state: State, epsilon: float) -> Reconstruction:
+    objective = solver.final()
+    point = (state.x, state.multipliers, state.labels)
+    return Reconstruction(
+        images=solver.where.images(state.x),
+        multipliers=state.multipliers,
+        labels=state.labels,
+        ids=state.ids,
+        parents=state.parents,
+        lineage=state.lineage,
+        history=list(state.history),
+        outcome=state.outcome or Outcome.FINISHED,
+        loss=float(objective.loss(*point) / objective.target_norm_squared),
+        certificate=certify(objective, *point, epsilon=epsilon),
+    )

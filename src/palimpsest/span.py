@@ -1,0 +1,137 @@
+"""How many images, and which space they span, read off the first layer's change.
+
+Every step of (stochastic) gradient descent, with or without momentum, adds to the first layer's (W_1, b_1) a matrix
+Σ_i (…)·(x_i, 1), whatever the depth, the loss and the number of steps. So from a known start the row space of
+(ΔW_1, Δb_1) *is* span{(x_i, 1)}: its numerical rank is the number of training images, and images can be sought in it.
+
+With weight decay the same holds for W_1 − c·W_1(0), c being the total shrinkage of the initial weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.parametrisation import Subspace
+
+
+GAP = 3.0  # adjacent singular values of noise differ by a few per cent
+DRIFT = 300.0  # rounding errors add up over a training; this many of them still count as rounding
+
+
+@dataclass(frozen=True)
+class Span:
+    """The space of the training images, or why it cannot be read."""
+
+    samples: int | None
+    """Number of training images, or None where the spectrum has no gap."""
+    subspace: Subspace | None
+    """x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`."""
+    gap: float
+    """σ_n / σ_{n+1} of the first layer's change: the evidence."""
+    singular_values: Tensor
+    """σ_1 ≥ σ_2 ≥ … of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant input columns."""
+    shrinkage: float
+    """c: 1 without weight decay."""
+    reason: str
+    """One sentence on what was found."""
+
+
+def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
+    """Read the number of training images, and the space they span, off the first layer's change.
+
+    The reading stands on a gap: n directions in which the layer moved and, after them, no more than what rounding
+    leaves. It declines (``samples`` is None) where there is no such gap, as after Adam, whose steps leave the span.
+
+    Args:
+        model: the trained network; its first layer must be dense.
+        initial: its weights before training, a state dict.
+
+    Images that were centred by their own mean are linearly dependent: without a bias in the first layer they count
+    one less.
+    """
+    final, start, has_bias, rounding = _first_layer(model, initial)
+    reading = _read(final, start, 1.0, has_bias, rounding)
+    if reading.samples is None:  # no gap as it stands; perhaps the initial weights have decayed
+        decayed = _read(final, start, _shrinkage(final, start), has_bias, rounding)
+        reading = decayed if decayed.samples is not None else reading
+    return reading
+
+
+def _first_layer(model: nn.Module, initial: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, bool, float]:
+    """(W_1, b_1) after and before training as float64 matrices, and the size of one rounding error of theirs."""
+    name, layer = next(((n, m) for n, m in model.named_modules() if m._parameters), ("", model))
+    own = [n for n, θ in layer._parameters.items() if θ is not None and θ.ndim == 2 or n in ("bias", "b")]
+    if not own or layer._parameters[own[0]] is None or layer._parameters[own[0]].ndim != 2:  # type: ignore[union-attr]
+        raise InvalidInputError(f"the first layer, {name or 'the network'!r}, is not dense; its change spans no images")
+    names = [f"{name}.{n}" if name else n for n in own if layer._parameters[n] is not None]
+    matrices = []
+    for source in (dict(model.named_parameters()), initial):
+        if missing := [n for n in names if n not in source]:
+            raise InvalidInputError(f"the initial weights lack {missing[0]!r}; give a full state dict")
+        parts = [source[n].detach().double() for n in names]
+        matrices.append(torch.cat([parts[0], *(v[:, None] for v in parts[1:])], dim=1))
+    final, start = matrices
+    if final.shape != start.shape:
+        raise InvalidInputError(f"the first layer is {tuple(final.shape)} but was {tuple(start.shape)} initially")
+    if not bool(final.isfinite().all() and start.isfinite().all()):
+        raise NonFiniteError("the first layer contains NaN or infinity; check the file or the training")
+    rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(final.square().mean().sqrt())
+    return final, start, len(names) > 1, rounding
+
+
+def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: float) -> Span:
+    change = final - c * start
+    varying = change[:, _varying(change, has_bias, rounding)]
+    σ = torch.linalg.svdvals(varying)
+    # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).
+    ceiling = DRIFT * rounding * (varying.shape[0] ** 0.5 + varying.shape[1] ** 0.5)
+    ratios = (σ[:-1] / σ[1:].clamp_min(1e-300)).masked_fill(σ[1:] > ceiling, 0.0)
+    n = int(ratios.argmax()) + 1 if len(ratios) else 0
+    gap = float(ratios[n - 1]) if n else 0.0
+    if gap < GAP:
+        why = "every direction of the first layer moved by more than rounding" if gap == 0 else "the gap is too small"
+        return Span(None, None, gap, σ, c, f"no number of images can be read: {why}")
+    return Span(n, _subspace(change, n, has_bias), gap, σ, c, f"{n} directions moved, {gap:.3g} times beyond the next")
+
+
+def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:
+    """Columns of inputs that varied. One that was constant moved in proportion to the bias, or not at all.
+
+    Such columns cap the rank whatever the number of images, and their gap would pass for an answer.
+    """
+    inputs = change[:, :-1] if has_bias else change
+    bias = change[:, -1:] if has_bias else torch.zeros_like(change[:, :1])
+    along = bias @ (bias.T @ inputs) / bias.square().sum().clamp_min(1e-300)
+    varies = (inputs - along).norm(dim=0) > DRIFT * rounding * len(change) ** 0.5
+    return torch.cat([varies, varies.new_ones(1)]) if has_bias else varies
+
+
+def _shrinkage(final: Tensor, start: Tensor) -> float:
+    """c such that W − c·W(0) has low rank: an eigenvalue of W W(0)⁺ repeated once for every unmoved direction."""
+    if final.shape[0] > final.shape[1]:
+        final, start = final.T, start.T
+    eigenvalues = torch.linalg.eigvals(final @ torch.linalg.pinv(start)).real.sort().values
+    window = max(3, len(eigenvalues) // 10)
+    spread = eigenvalues[window - 1 :] - eigenvalues[: len(eigenvalues) - window + 1]
+    tightest = int(spread.argmin()) if len(spread) else 0
+    c = float(eigenvalues[tightest : tightest + window].median())
+    for _ in range(3):  # polish: in the directions that moved least, W is c·W(0) and nothing else
+        still = torch.linalg.svd(final - c * start)[2][-window:].T
+        c = float(((final @ still) * (start @ still)).sum() / (start @ still).square().sum())
+    return c
+
+
+def _subspace(change: Tensor, n: int, has_bias: bool) -> Subspace:
+    """{x : (x, 1) in the row space}, an affine space of dimension n − 1; the row space itself without a bias."""
+    rows = torch.linalg.svd(change, full_matrices=False)[2][:n]
+    if not has_bias:
+        return Subspace(torch.zeros_like(rows[0]), rows)
+    last = rows[:, -1]
+    a = last / last.square().sum()
+    flat = torch.linalg.svd(last[None])[2][1:]  # combinations of the rows whose last entry vanishes
+    return Subspace((a @ rows)[:-1], (flat @ rows)[:, :-1])

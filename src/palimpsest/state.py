@@ -1,0 +1,100 @@
+"""Everything a reconstruction is, at one moment. Loading a saved state and going on is the same as never stopping."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import CheckpointError
+from palimpsest.optimisers import Moments
+from palimpsest.storage import load_tensors, save_tensors
+
+FORMAT = 1
+CLOCK = ("multiplier_unit", "step", "round", "phase_start")
+
+
+class Outcome(StrEnum):
+    """Why a run ended."""
+
+    FINISHED = "all steps were done"
+    CONVERGED = "the gradient fell below the tolerance and no candidate wants to split"
+    PLATEAU = "the loss stopped falling and no candidate wants to split"
+
+
+@dataclass(frozen=True)
+class State:
+    """Candidates, multipliers, labels, lineage, the optimiser's memory, the random generator and the clock.
+
+    States are values: a step makes a new one and leaves the old one as it was.
+    """
+
+    x: Tensor
+    """(k, *shape) coordinates of the candidates."""
+    multipliers: Tensor
+    labels: Tensor | None
+    ids: Tensor
+    """(k,) a number for each candidate, never used again after it has split."""
+    lineage: Tensor
+    """For every number ever given, that of the candidate it split from, or −1."""
+    moments: dict[str, Moments]
+    generator: Tensor
+    """State of the random generator."""
+    first_bad: Tensor
+    """The first step at which the objective was not finite, or −1; kept on the device."""
+    multiplier_unit: float = 1.0
+    """The natural size of a multiplier, in which steps are measured."""
+    step: int = 0
+    round: int = 0
+    """How often Phase II has been entered."""
+    phase_start: int = 0
+    """The step at which the present Phase I began."""
+    outcome: Outcome | None = None
+    history: tuple[dict[str, Any], ...] = ()
+    """What was recorded: one entry per recording step and one per split."""
+
+    @property
+    def parents(self) -> Tensor:
+        """(k,) number of the candidate that each split from, or −1."""
+        return self.lineage[self.ids]
+
+    def save(self, path: Path | str, fingerprint: str) -> None:
+        tensors = {
+            "x": self.x,
+            "multipliers": self.multipliers,
+            "ids": self.ids,
+            "lineage": self.lineage,
+            "generator": self.generator,
+            "first_bad": self.first_bad,
+        } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
+        if self.labels is not None:
+            tensors["labels"] = self.labels
+        description = {"format": FORMAT, "fingerprint": fingerprint, "outcome": self.outcome, "history": self.history}
+        save_tensors(path, tensors, description | {name: getattr(self, name) for name in CLOCK})
+
+    @classmethod
+    def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
+        tensors, description = load_tensors(path)
+        if description.get("format") != FORMAT:
+            raise CheckpointError(f"{path} was saved by another version of Palimpsest; start afresh")
+        if description["fingerprint"] != fingerprint:
+            raise CheckpointError(f"{path} belongs to another problem or other settings; use another file or delete it")
+        moments: dict[str, Moments] = {}
+        fields: dict[str, Tensor] = {}
+        for name, t in tensors.items():
+            if name.startswith("moments/"):
+                _, of, kind = name.split("/")
+                moments.setdefault(of, {})[kind] = t.to(device)
+            else:
+                fields[name] = t if name == "generator" else t.to(device)
+        return cls(
+            **{"labels": None, **fields},
+            moments=moments,
+            **{name: description[name] for name in CLOCK},
+            outcome=None if description["outcome"] is None else Outcome(description["outcome"]),
+            history=tuple(description["history"]),
+        )
