@@ -57,7 +57,10 @@ OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to m
     "multiclass": (3, lambda model, initial: pal.MulticlassKKT(model, sharpness=4.0)),
     "ntk": (1, lambda model, initial: pal.NTK(model, initial, sharpness=4.0, weights="auto")),
     "ntk-nodes": (1, lambda model, initial: pal.NTK(model, initial, at=(0.15, 0.85), sharpness=4.0)),
-    "ntk-nodes-outputs": (3, lambda model, initial: pal.NTK(model, initial, at=(0.2, 0.5, 1.0), sharpness=4.0)),
+    "ntk-nodes-outputs": (
+        3,
+        lambda model, initial: pal.NTK(model, initial, at=(0.2, 0.5, 1.0), sharpness=4.0),
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 import pytest
 import torch
+
 from cases import TABLE, Case, make_case
 
 torch.set_num_threads(1)  # sums in one order: tests compare bits

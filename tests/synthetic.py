@@ -14,12 +14,13 @@ from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
 
 
-def exact_problem(seed: int, *, n: int = 3, d: int = 8, width: int = 30) -> tuple[Objective, Tensor, Tensor]:
+def exact_problem(seed: int, *, n: int = 2, d: int = 6, width: int = 60) -> tuple[Objective, Tensor, Tensor]:
     """An objective whose target is exactly Σ λ_i f(x_i) for the returned n images and multipliers."""
     torch.manual_seed(seed)
     initial, final = (pal.networks.MLP(d, (width, width)).double() for _ in range(2))
     objective = pal.NTK(final, initial.state_dict(), sharpness=5.0)
-    x, λ = torch.randn(n, d, dtype=torch.float64), torch.randn(n, dtype=torch.float64)
+    x = torch.randn(n, d, dtype=torch.float64)
+    λ = torch.randn(n, dtype=torch.float64).sign() * (0.5 + torch.rand(n, dtype=torch.float64))
     objective.target = objective.represent(x, λ)
     return objective, x, λ
 
@@ -38,7 +39,7 @@ def descend(objective: Objective, x: Tensor, λ: Tensor, *, steps: int, learning
 
 def stalled_problem(seed: int) -> tuple[Objective, Tensor, Tensor]:
     """Fewer candidates than images, descended until nothing moves any more."""
-    objective, x, λ = exact_problem(seed, n=6)
+    objective, x, λ = exact_problem(seed, n=6, d=8, width=30)
     generator = torch.Generator().manual_seed(seed)
     start = torch.randn(2, *x.shape[1:], generator=generator, dtype=x.dtype)
     return objective, *descend(objective, start, λ[:2] * 0.1, steps=1500, learning_rate=0.05)

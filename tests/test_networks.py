@@ -58,7 +58,7 @@ def test_polynomial_network_refuses_a_constant_or_an_empty_top_degree(activation
         pal.networks.PolynomialNetwork(3, 4, activation=activation)
 
 
-# --- smoothing ----------------------------------------------------------------------------------------------------
+# --- smoothing ----------------------------------------------------------------------------------
 
 Z = torch.linspace(-3, 8, 23, dtype=torch.float64)
 RELUS = {

@@ -1,7 +1,8 @@
 """Every operator against its definition, over the shared table."""
 
-import brute_force
 import torch
+
+import brute_force
 from cases import Case
 
 

@@ -1,16 +1,16 @@
 """The splitting matrix, its eigenvalues, and what a split does."""
 
-import brute_force
 import pytest
 import torch
-from cases import TABLE, Case, make_case
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import stalled_problem
 
+import brute_force
+from cases import TABLE, Case, make_case
 from palimpsest import splitting
 from palimpsest.errors import InvalidInputError
 from palimpsest.splitting import Splitting
+from synthetic import stalled_problem
 
 
 def test_matrix_is_symmetric_and_equals_finite_differences(case: Case):
@@ -132,7 +132,7 @@ def test_the_line_search_never_raises_the_objective(case: Case):
     assert torch.equal(result.parents[len(case.x) :], result.chosen)
 
 
-# --- where gradient descent has stalled with too few candidates -------------------------------------------------------
+# --- where gradient descent has stalled with too few candidates ---------------------------------
 
 
 @pytest.mark.parametrize("seed", range(10))

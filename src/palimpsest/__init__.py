@@ -1,8 +1,9 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
-from palimpsest import errors, networks, optimisers, priors, splitting
+from palimpsest import errors, networks, optimisers, priors, splitting, storage
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
+from palimpsest.first_layer import span
 from palimpsest.objectives import KKT, NTK, MulticlassKKT
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction, reconstruct
@@ -24,5 +25,7 @@ __all__ = [
     "optimisers",
     "priors",
     "reconstruct",
+    "span",
     "splitting",
+    "storage",
 ]

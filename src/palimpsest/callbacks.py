@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from tqdm import tqdm
 
 from palimpsest.state import State
@@ -64,7 +63,12 @@ class Progress(Callback):
 
     def on_start(self, state: State) -> None:
         self.bar = tqdm(
-            total=self.steps, initial=state.step, desc="reconstructing", unit="step", delay=2, disable=not self.show
+            total=self.steps,
+            initial=state.step,
+            desc="reconstructing",
+            unit="step",
+            delay=2,
+            disable=not self.show,
         )
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:

@@ -59,8 +59,8 @@ def smallest_eigenpairs(
         restart = _unit(_orthogonal(fresh(), V[:, : j + 1]))
         v = torch.where(exhausted[:, None], restart, w / norm.masked_fill(exhausted, 1)[:, None])
 
-    off = torch.diag_embed(β[:, :-1], offset=1) if m > 1 else 0
-    values, rotations = torch.linalg.eigh(torch.diag_embed(α) + off + (off.mT if m > 1 else 0))
+    above = torch.diag_embed(β[:, :-1], offset=1)
+    values, rotations = torch.linalg.eigh(torch.diag_embed(α) + above + above.mT)
     vectors = torch.einsum("kj,kjd->kd", rotations[:, :, 0], V)
     residuals = (β[:, -1] * rotations[:, -1, 0]).abs() if m < dimension else torch.zeros_like(values[:, 0])
     return Eigenpairs(values[:, 0], _unit(vectors).view_as(like), residuals)

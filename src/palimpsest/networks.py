@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Literal
 
 import torch
@@ -50,15 +51,13 @@ class MLP(nn.Module):
         scales = [float(scale)] * depth if isinstance(scale, int | float) else [float(s) for s in scale]
         if len(scales) != depth:
             raise InvalidInputError(f"{len(scales)} scales were given for {depth} layers; give one per layer")
-        self.layers = nn.ModuleList(
-            nn.Linear(fan_in, fan_out, bias=bias == "all" or (bias == "first" and i == 0))
-            for i, (fan_in, fan_out) in enumerate(zip(widths[:-1], widths[1:], strict=True))
-        )
-        with torch.no_grad():
-            for layer, s in zip(self.layers, scales, strict=True):
-                layer.weight.normal_(0, s * math.sqrt(2 / layer.in_features))
-                if layer.bias is not None:
-                    layer.bias.zero_()
+        self.layers = nn.ModuleList()
+        for i, (fan_in, fan_out) in enumerate(pairwise(widths)):
+            layer = nn.Linear(fan_in, fan_out, bias=bias == "all" or (bias == "first" and i == 0))
+            nn.init.normal_(layer.weight, 0.0, scales[i] * math.sqrt(2 / fan_in))
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+            self.layers.append(layer)
 
     def forward(self, x: Tensor) -> Tensor:
         h = x.flatten(1)
@@ -89,11 +88,13 @@ class PolynomialNetwork(nn.Module):
         super().__init__()
         if dimension < 1 or neurons < 1:
             raise InvalidInputError(f"dimension ({dimension}) and neurons ({neurons}) must be at least 1")
-        monomial = isinstance(activation, int)
-        self.coefficients = (0.0,) * activation + (1.0,) if monomial else tuple(map(float, activation))
+        if isinstance(activation, int):
+            activation = (0.0,) * activation + (1.0,)
+        self.coefficients = tuple(float(c) for c in activation)
         if len(self.coefficients) < 2 or self.coefficients[-1] == 0:
-            raise InvalidInputError("the activation must be a polynomial of degree at least 1; give a degree"
-                                    " or coefficients that end in a non-zero one")  # fmt: skip
+            raise InvalidInputError(
+                "the activation must be a polynomial of degree at least 1; give its degree, or its coefficients"
+            )
         self.W = nn.Parameter(torch.randn(neurons, dimension) / math.sqrt(dimension))
         self.a = nn.Parameter(torch.randn(neurons) / math.sqrt(neurons))
         self.b = nn.Parameter(torch.zeros(neurons)) if bias else None

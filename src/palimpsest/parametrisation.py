@@ -97,7 +97,9 @@ class Subspace:
     def shaped(self, image_shape: tuple[int, ...]) -> Subspace:
         """The same subspace, its images laid out in another shape."""
         if math.prod(image_shape) != self.offset.numel():
-            raise InvalidInputError(f"the subspace holds {self.offset.numel()} pixels, which is not a {image_shape} image")
+            raise InvalidInputError(
+                f"the subspace holds {self.offset.numel()} pixels, which is not a {image_shape} image"
+            )
         return Subspace(self.offset.reshape(image_shape), self.basis.reshape(-1, *image_shape))
 
     def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:

@@ -44,7 +44,8 @@ class Sum(Prior):
             value = self.value(x, λ)
         if not value.requires_grad:
             return value, torch.zeros_like(x), torch.zeros_like(λ)
-        return value.detach(), *torch.autograd.grad(value, (x, λ), materialize_grads=True)
+        dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
+        return value.detach(), dx, dλ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,8 +75,8 @@ class TotalVariation(Prior):
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         if images.ndim < 4:  # no second axis to vary along: not an image
             return images.new_zeros(())
-        total = sum((images.diff(dim=axis).square() + self.smoothing).sqrt().sum() for axis in (-1, -2))
-        return self.weight * total / images.numel()
+        across, down = ((images.diff(dim=axis).square() + self.smoothing).sqrt().sum() for axis in (-1, -2))
+        return self.weight * (across + down) / images.numel()
 
 
 @dataclass(frozen=True, kw_only=True)

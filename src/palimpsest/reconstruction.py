@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from palimpsest.callbacks import Callback, Checkpoint, Progress
 from palimpsest.certificate import Certificate, certify
 from palimpsest.errors import DivergenceError
 from palimpsest.objectives import Objective
-from palimpsest.parametrisation import Everywhere, Parametrisation, Subspace
+from palimpsest.parametrisation import Everywhere, Subspace
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import Outcome, State
 
@@ -35,7 +36,13 @@ class Reconstruction:
     outcome: Outcome
     loss: float
     """Final L / ‖T‖², at the sharpest network."""
-    certificate: Certificate
+    certify: Callable[..., Certificate]
+    """Certificate of the final point for other ε: ``rec.certify(epsilon=1e-6)``."""
+
+    @cached_property
+    def certificate(self) -> Certificate:
+        """How stationary the final point is; measured when first asked for."""
+        return self.certify()
 
     def ancestors(self, i: int) -> list[int]:
         """The numbers of candidate i and of those it descends from, the youngest first."""
@@ -55,7 +62,6 @@ def reconstruct(
     callbacks: Sequence[Callback] = (),
     checkpoint: Path | str | None = None,
     progress: bool | None = None,
-    epsilon: float = 1e-3,
     **settings: Any,
 ) -> Reconstruction:
     """Read training images out of weights: run the two phases from random candidates to the end.
@@ -69,7 +75,6 @@ def reconstruct(
         checkpoint: a file to which the state is saved as the run goes on. If it exists the run continues from it,
             to the same result as if it had never stopped.
         progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
-        epsilon: for the certificate: relative to ‖T‖², how small a gradient counts as stationary.
     """
     where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
@@ -84,7 +89,7 @@ def reconstruct(
     if progress is not False:
         watchers.append(Progress(steps, show=progress))
     state = _run(solver, state, watchers)
-    return _result(solver, state, epsilon)
+    return _result(solver, state)
 
 
 def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
@@ -116,7 +121,7 @@ def _tell_stop(callbacks: Sequence[Callback], state: State) -> None:
         callback.on_stop(state)
 
 
-def _result(solver: Solver, state: State, epsilon: float) -> Reconstruction:
+def _result(solver: Solver, state: State) -> Reconstruction:
     objective = solver.final()
     point = (state.x, state.multipliers, state.labels)
     return Reconstruction(
@@ -129,5 +134,5 @@ def _result(solver: Solver, state: State, epsilon: float) -> Reconstruction:
         history=list(state.history),
         outcome=state.outcome or Outcome.FINISHED,
         loss=float(objective.loss(*point) / objective.target_norm_squared),
-        certificate=certify(objective, *point, epsilon=epsilon),
+        certify=partial(certify, objective, *point),
     )

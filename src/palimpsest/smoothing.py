@@ -64,15 +64,17 @@ _SMOOTHED: dict[str, Callable[..., Tensor]] = {
     "clamp_min": lambda σ, z, min: _clamp(σ, z, min=min),
     "clamp_max": lambda σ, z, max: _clamp(σ, z, max=max),
 }
+_KINKED = (
+    "rrelu threshold hardshrink softshrink hardswish hardsigmoid selu sign sgn heaviside round floor ceil rnn_relu"
+).split()
+_COMPARISONS = "gt ge lt le greater greater_equal less less_equal __gt__ __ge__ __lt__ __le__".split()
 _REFUSED = {
-    name: f"uses {name}, whose kinks or jumps cannot be smoothed; retrain or wrap it with ReLU, GELU or tanh"
-    for name in "rrelu threshold hardshrink softshrink hardswish hardsigmoid selu sign sgn heaviside round "
-    "floor ceil trunc rnn_relu bernoulli rand_like randn_like".split()
-} | {
-    name: "compares activations with each other or with a number, which hides a kink from every derivative; "
-    "write it with torch.relu or torch.maximum"
-    for name in "gt ge lt le greater greater_equal less less_equal __gt__ __ge__ __lt__ __le__".split()
-}
+    name: f"uses {name}, whose kinks or jumps cannot be smoothed; use ReLU, GELU or tanh in its place"
+    for name in _KINKED
+} | dict.fromkeys(
+    _COMPARISONS,
+    "compares activations, which hides a kink from every derivative; write it with torch.relu or torch.maximum",
+)
 
 
 class Smoothed(TorchFunctionMode):
@@ -86,9 +88,7 @@ class Smoothed(TorchFunctionMode):
     def __init__(self, sharpness: float | Tensor) -> None:
         super().__init__()
         if not isinstance(sharpness, Tensor) and not 0 < sharpness < float("inf"):
-            raise InvalidInputError(
-                f"sharpness is {sharpness}; give a positive number, or None for plain ReLUs"
-            )
+            raise InvalidInputError(f"sharpness is {sharpness}; give a positive number, or None for plain ReLUs")
         self.sharpness = sharpness
         self.layers: list[str] = []  # the modules being run, kept up by `check`
 
@@ -142,10 +142,6 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
     if not isinstance(together, Tensor) or together.ndim < 1 or together.shape[0] != len(probe):
         raise UnsupportedNetworkError("", "must return a tensor with one row of outputs per image")
     if not torch.equal(together, again):
-        raise UnsupportedNetworkError(
-            "", "gives different outputs for the same input; switch off its randomness"
-        )
+        raise UnsupportedNetworkError("", "gives different outputs for the same input; switch off its randomness")
     if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-5):
-        raise UnsupportedNetworkError(
-            "", "mixes the images of a batch; give it layers that see one image at a time"
-        )
+        raise UnsupportedNetworkError("", "mixes the images of a batch; give it layers that see one image at a time")

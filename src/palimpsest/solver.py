@@ -85,15 +85,16 @@ class Solver:
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
 
-    # --- the explicit state machine -------------------------------------------------------------------------------
+    # --- the explicit state machine --------------------------------------------------------------
 
     def init(self) -> State:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
         k, objective = self.settings.candidates, self._at(0.0)
         generator = torch.Generator().manual_seed(self.settings.seed)
-        like = {"device": objective.device, "dtype": objective.dtype}
-        x = self.where.unit * PIXEL * torch.randn(k, *self.where.shape, generator=generator, dtype=torch.float64).to(**like)
-        noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(**like)
+        x = torch.randn(k, *self.where.shape, generator=generator, dtype=torch.float64)
+        x = (PIXEL * self.where.unit * x).to(objective.device, objective.dtype)
+        objective.check_network(x)
+        noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(x)
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
         objective.check(x, noise, labels)
@@ -105,7 +106,10 @@ class Solver:
             labels=labels,
             ids=torch.arange(k, device=objective.device),
             lineage=torch.full((k,), -1, device=objective.device),
-            moments={"x": self.settings.optimiser.init(x), "multipliers": self.settings.optimiser.init(multipliers)},
+            moments={
+                "x": self.settings.optimiser.init(x),
+                "multipliers": self.settings.optimiser.init(multipliers),
+            },
             generator=generator.get_state(),
             first_bad=torch.tensor(-1, device=objective.device),
             multiplier_unit=unit,
@@ -141,7 +145,7 @@ class Solver:
                 digest.update(t.cpu().contiguous().numpy().tobytes())
         return digest.hexdigest()
 
-    # --- Phase I ----------------------------------------------------------------------------------------------------
+    # --- Phase I ---------------------------------------------------------------------------------
 
     def _descend(self, state: State) -> State:
         objective, optimiser = self._at(self._elapsed(state)), self.settings.optimiser
@@ -156,7 +160,11 @@ class Solver:
             state.x, dx + px, state.moments["x"], step=state.step + 1, factor=rate * self.where.unit
         )
         λ, λ_moments = optimiser.update(
-            state.multipliers, dλ + pλ, state.moments["multipliers"], step=state.step + 1, factor=rate * state.multiplier_unit / PIXEL
+            state.multipliers,
+            dλ + pλ,
+            state.moments["multipliers"],
+            step=state.step + 1,
+            factor=rate * state.multiplier_unit / PIXEL,
         )
         return replace(
             state,
@@ -192,11 +200,14 @@ class Solver:
             return None
         if records[-1]["gradient"] <= self.settings.gradient_tolerance:
             return Outcome.CONVERGED
-        if len(records) > PATIENCE and records[-1]["loss"] > (1 - self.settings.plateau) * records[-1 - PATIENCE]["loss"]:
+        if (
+            len(records) > PATIENCE
+            and records[-1]["loss"] > (1 - self.settings.plateau) * records[-1 - PATIENCE]["loss"]
+        ):
             return Outcome.PLATEAU if self.settings.plateau > 0 else None
         return None
 
-    # --- Phase II ---------------------------------------------------------------------------------------------------
+    # --- Phase II --------------------------------------------------------------------------------
 
     def _split(self, state: State, ended: Outcome) -> State:
         policy = self.settings.splitting
@@ -207,7 +218,9 @@ class Solver:
         objective = self._at(0.0)  # as smooth as the phase to come: curvature is then felt from afar
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-            return objective.loss(x, multipliers, labels) + self._T2 * self.prior.value(self.where.images(x), multipliers)
+            return objective.loss(x, multipliers, labels) + self._T2 * self.prior.value(
+                self.where.images(x), multipliers
+            )
 
         split = splitting.split(
             objective, state.x, state.multipliers, state.labels, policy, full=full, generator=generator
@@ -254,7 +267,7 @@ class Solver:
             moments=inherited | {"x": self.settings.optimiser.rescaled(inherited["x"], scale)},
         )
 
-    # --- schedules ----------------------------------------------------------------------------------------------------
+    # --- schedules -------------------------------------------------------------------------------
 
     def _phase_length(self, state: State) -> int:
         """What is left of the steps is shared out evenly among the phases that are left."""

@@ -33,7 +33,12 @@ def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor 
 
 
 def min_eigenpairs(
-    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, iterations: int = 20
+    objective: Objective,
+    x: Tensor,
+    multipliers: Tensor,
+    labels: Tensor | None = None,
+    *,
+    iterations: int = 20,
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
     return _eigenpairs(objective, x, multipliers, labels, iterations)[:2]
@@ -113,7 +118,9 @@ class Split:
     """The full objective with the off-spring at η = 0 and at η."""
 
 
-def apply(x: Tensor, multipliers: Tensor, labels: Tensor | None, chosen: Tensor, displacement: Tensor):
+def apply(
+    x: Tensor, multipliers: Tensor, labels: Tensor | None, chosen: Tensor, displacement: Tensor
+) -> tuple[Tensor, Tensor, Tensor | None]:
     """x_i → x_i ± δ_i with λ_i/2 each, for the chosen i: the + takes the parent's place, the − goes to the end.
 
     Returns (x, multipliers, labels). L is unchanged if every δ_i is zero.
@@ -160,5 +167,6 @@ def split(
     η, after = min(((η, objective_at(η)) for η in steps), key=lambda pair: pair[1]) if len(chosen) else (0.0, unmoved)
     if policy.direction == "curvature" and not after < unmoved:
         chosen, v, η, after = chosen[:0], v[:0], 0.0, unmoved
-    offspring = apply(x, multipliers, labels, chosen, η * v)
-    return Split(*offspring, chosen, parents_of(len(x), chosen), η, eigenvalues, unmoved, after)
+    x_new, λ_new, labels_new = apply(x, multipliers, labels, chosen, η * v)
+    parents = parents_of(len(x), chosen)
+    return Split(x_new, λ_new, labels_new, chosen, parents, η, eigenvalues, unmoved, after)

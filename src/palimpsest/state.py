@@ -73,7 +73,12 @@ class State:
         } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
         if self.labels is not None:
             tensors["labels"] = self.labels
-        description = {"format": FORMAT, "fingerprint": fingerprint, "outcome": self.outcome, "history": self.history}
+        description = {
+            "format": FORMAT,
+            "fingerprint": fingerprint,
+            "outcome": self.outcome,
+            "history": self.history,
+        }
         save_tensors(path, tensors, description | {name: getattr(self, name) for name in CLOCK})
 
     @classmethod
@@ -84,17 +89,13 @@ class State:
         if description["fingerprint"] != fingerprint:
             raise CheckpointError(f"{path} belongs to another problem or other settings; use another file or delete it")
         moments: dict[str, Moments] = {}
-        fields: dict[str, Tensor] = {}
+        fields: dict[str, Any] = {"labels": None}
         for name, t in tensors.items():
             if name.startswith("moments/"):
                 _, of, kind = name.split("/")
                 moments.setdefault(of, {})[kind] = t.to(device)
             else:
                 fields[name] = t if name == "generator" else t.to(device)
-        return cls(
-            **{"labels": None, **fields},
-            moments=moments,
-            **{name: description[name] for name in CLOCK},
-            outcome=None if description["outcome"] is None else Outcome(description["outcome"]),
-            history=tuple(description["history"]),
-        )
+        fields |= {name: description[name] for name in CLOCK}
+        outcome = None if description["outcome"] is None else Outcome(description["outcome"])
+        return cls(**fields, moments=moments, outcome=outcome, history=tuple(description["history"]))

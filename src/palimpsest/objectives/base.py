@@ -74,13 +74,16 @@ class Objective(ABC):
         self._several_tangents = not isinstance(tangents, Mapping)
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
-        self.weights = {name: 1.0 for name in target} | dict(weights or {})
+        self.weights = dict.fromkeys(target, 1.0) | dict(weights or {})
         self.sharpness = sharpness
         self._embed: Callable[[Tensor], Tensor] | None = None
         self._checked: tuple[tuple[torch.Size, torch.Size], Tensor | None] | None = None
         if not self.target:
             raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
-        for name, values in [*self.target.items(), *(item for point in self.tangents for item in point.items())]:
+        for name, values in [
+            *self.target.items(),
+            *(item for point in self.tangents for item in point.items()),
+        ]:
             if not bool(values.isfinite().all()):
                 raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
         self._network = copy.deepcopy(model).eval().requires_grad_(False)
@@ -89,7 +92,7 @@ class Objective(ABC):
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         """φ of each candidate from the network's outputs (k, C): shape (k,), or (k, C) for one per output."""
 
-    # --- the loss and its derivatives -----------------------------------------------------------------------
+    # --- the loss and its derivatives ------------------------------------------------------------
 
     def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
@@ -119,7 +122,12 @@ class Objective(ABC):
         return self._squared_norm(r), -2 * λ_grad_g, -2 * g
 
     def curvature(
-        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
+        self,
+        x: Tensor,
+        multipliers: Tensor,
+        labels: Tensor | None = None,
+        *,
+        residual: Parameters | None = None,
     ) -> Operator:
         """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual."""
         x = _leaf(x)
@@ -144,7 +152,7 @@ class Objective(ABC):
         """Σ_p w_p ‖v_p‖² of what the candidates represent, to compare with ‖T‖²."""
         return self._squared_norm(self.represent(x, multipliers, labels))
 
-    # --- where candidates live, and in which numbers ----------------------------------------------------------
+    # --- where candidates live, and in which numbers ---------------------------------------------
 
     def within(self, embed: Callable[[Tensor], Tensor]) -> Self:
         """The same objective in other coordinates, c ↦ L(embed(c)): every derivative is then one in c."""
@@ -169,7 +177,7 @@ class Objective(ABC):
     def dtype(self) -> torch.dtype:
         return next(iter(self.target.values())).dtype
 
-    # --- what fits ----------------------------------------------------------------------------------------------
+    # --- what fits -------------------------------------------------------------------------------
 
     def outputs(self, x: Tensor) -> Tensor:
         """The (smoothed) network's outputs (k, C) at the first tangent point."""
@@ -195,7 +203,7 @@ class Objective(ABC):
                 "move one of them with .to(...)"
             )
         plain = x.detach()
-        self._check_network(plain)
+        self.check_network(plain)
         self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
@@ -205,7 +213,8 @@ class Objective(ABC):
             raise NoGradientError("no parameter receives a gradient from the outputs; the network ignores its weights")
         self._checked = (shapes, labels)
 
-    def _check_network(self, x: Tensor) -> None:
+    def check_network(self, x: Tensor) -> None:
+        """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
         images = x if self._embed is None else self._embed(x)
         try:
             smoothing.check(self._network, images, self.sharpness)
@@ -213,7 +222,7 @@ class Objective(ABC):
             shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
             raise InvalidInputError(f"the network does not take images of shape {shape}: {reason}") from error
 
-    # --- the pieces -----------------------------------------------------------------------------------------------
+    # --- the pieces ------------------------------------------------------------------------------
 
     def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
         images = x if self._embed is None else self._embed(x)
@@ -266,9 +275,7 @@ def _adjoint(
     """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
     parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]
     outputs, cotangents = zip(*parts, strict=True)
-    return torch.autograd.grad(
-        outputs, inputs, cotangents, create_graph=differentiable, materialize_grads=True
-    )
+    return torch.autograd.grad(outputs, inputs, cotangents, create_graph=differentiable, materialize_grads=True)
 
 
 def _directional(gradient: Tensor, x: Tensor) -> Operator:

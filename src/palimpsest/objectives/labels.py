@@ -52,6 +52,6 @@ class Classes(Labels):
     def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
         if outputs < 2:
             raise InvalidInputError("this method needs a network with one output per class; use KKT for one output")
-        fits = labels is not None and labels.shape == (k,) and not labels.is_floating_point()
-        if not fits or not bool(((labels >= 0) & (labels < outputs)).all()):
+        whole = labels is not None and labels.shape == (k,) and not labels.is_floating_point()
+        if labels is None or not whole or not bool(labels.ge(0).logical_and(labels.lt(outputs)).all()):
             raise InvalidInputError(f"this method needs {k} whole-number labels from 0 to {outputs - 1}")

@@ -58,5 +58,7 @@ def _matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> dic
     for name, θ in final.items():
         if name not in initial or initial[name].shape != θ.shape:
             has = tuple(initial[name].shape) if name in initial else "nothing"
-            raise InvalidInputError(f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}")
+            raise InvalidInputError(
+                f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}"
+            )
     return {name: initial[name].detach().to(θ) for name, θ in final.items()}

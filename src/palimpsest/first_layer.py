@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from palimpsest.errors import InvalidInputError, NonFiniteError
 from palimpsest.parametrisation import Subspace
 
-
 GAP = 3.0  # adjacent singular values of noise differ by a few per cent
 DRIFT = 300.0  # rounding errors add up over a training; this many of them still count as rounding
 
@@ -65,7 +64,7 @@ def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
 def _first_layer(model: nn.Module, initial: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, bool, float]:
     """(W_1, b_1) after and before training as float64 matrices, and the size of one rounding error of theirs."""
     name, layer = next(((n, m) for n, m in model.named_modules() if m._parameters), ("", model))
-    own = [n for n, θ in layer._parameters.items() if θ is not None and θ.ndim == 2 or n in ("bias", "b")]
+    own = [n for n, θ in layer._parameters.items() if (θ is not None and θ.ndim == 2) or n in ("bias", "b")]
     if not own or layer._parameters[own[0]] is None or layer._parameters[own[0]].ndim != 2:  # type: ignore[union-attr]
         raise InvalidInputError(f"the first layer, {name or 'the network'!r}, is not dense; its change spans no images")
     names = [f"{name}.{n}" if name else n for n in own if layer._parameters[n] is not None]

@@ -1,0 +1,25 @@
+"""What the documents show is run as it stands there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def python_blocks(document: Path) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("document", [d for d in DOCUMENTS if python_blocks(d)], ids=lambda d: d.name)
+def test_the_examples_run_as_written(document, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    exec(compile("\n".join(python_blocks(document)), str(document), "exec"), {"__name__": "example"})
+
+
+def test_a_new_method_takes_at_most_forty_lines():
+    method = python_blocks(ROOT / "docs" / "adding-a-method.md")[0]
+    assert "Objective" in method
+    assert len(method.splitlines()) <= 40

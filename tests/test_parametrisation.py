@@ -1,0 +1,58 @@
+"""Derivatives in the coordinates of a subspace pass the same checks as those in pixels."""
+
+import pytest
+import torch
+
+from cases import TABLE, make_case
+from palimpsest import splitting
+from palimpsest.errors import InvalidInputError
+from palimpsest.parametrisation import Subspace
+
+
+def confined(name: str):
+    case = make_case(*TABLE[name])
+    torch.manual_seed(1)
+    d, n = case.x[0].numel(), 3
+    basis = torch.linalg.qr(torch.randn(d, n, dtype=case.x.dtype))[0].T
+    subspace = Subspace(torch.randn_like(case.x[0]), basis.reshape(n, *case.x.shape[1:]))
+    c = torch.randn(len(case.x), n, dtype=case.x.dtype)
+    return case, subspace, c
+
+
+@pytest.mark.parametrize("name", TABLE)
+def test_gradients_and_curvature_follow_the_chain_rule(name):
+    case, subspace, c = confined(name)
+    x, Q = subspace.images(c), subspace.basis.flatten(1).T
+    inside = case.objective.within(subspace.images)
+    dx, dλ = case.objective.gradients(x, case.multipliers, case.labels)
+    dc, dλ_inside = inside.gradients(c, case.multipliers, case.labels)
+    assert torch.allclose(
+        inside.loss(c, case.multipliers, case.labels), case.objective.loss(x, case.multipliers, case.labels)
+    )
+    assert torch.allclose(dc, dx.flatten(1) @ Q, rtol=1e-10, atol=1e-12 * float(dx.abs().max()))
+    assert torch.allclose(dλ_inside, dλ, rtol=1e-10)
+    assert torch.allclose(dc, subspace.pulled_back(dx), rtol=1e-10, atol=1e-12 * float(dx.abs().max()))
+    S = splitting.matrix(case.objective, x, case.multipliers, case.labels)
+    S_inside = splitting.matrix(inside, c, case.multipliers, case.labels)
+    assert torch.allclose(S_inside, Q.T @ S @ Q, rtol=1e-9, atol=1e-11 * float(S.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["mlp-2-all/kkt", "cnn/ntk-nodes", "cubic/kkt-signed"])
+def test_lanczos_in_the_subspace_equals_eigh(name):
+    case, subspace, c = confined(name)
+    inside = case.objective.within(subspace.images)
+    exact = torch.linalg.eigvalsh(splitting.matrix(inside, c, case.multipliers, case.labels))
+    values, _ = splitting.min_eigenpairs(inside, c, case.multipliers, case.labels, iterations=3)
+    assert torch.allclose(values, exact[:, 0], atol=1e-8 * float(exact.abs().max()))
+
+
+def test_coordinates_invert_images():
+    _, subspace, c = confined("mlp-2-all/kkt")
+    assert torch.allclose(subspace.coordinates(subspace.images(c)), c)
+
+
+def test_shapes_that_do_not_fit_are_refused():
+    with pytest.raises(InvalidInputError, match="does not fit"):
+        Subspace(torch.zeros(4), torch.zeros(2, 5))
+    with pytest.raises(InvalidInputError, match="pixels"):
+        Subspace(torch.zeros(4), torch.zeros(2, 4)).shaped((1, 3, 3))

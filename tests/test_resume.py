@@ -1,0 +1,150 @@
+"""A run that is killed, interrupted or stopped goes on to the same bits as one that never was."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+import palimpsest as pal
+from palimpsest.errors import CheckpointError
+from palimpsest.state import State
+
+RUN = """
+import sys, torch
+torch.set_num_threads(1)
+sys.path.insert(0, {tests!r})
+import palimpsest as pal
+from palimpsest.callbacks import Checkpoint
+Checkpoint.__init__.__kwdefaults__["every_seconds"] = 0.0   # save at every record: more moments at which to be killed
+torch.manual_seed(0)
+initial, final = (pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(2))
+rec = pal.reconstruct(
+    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=600,
+    splitting=pal.Splitting(direction="random"), record_every=10, checkpoint=sys.argv[1], progress=False)
+pal.storage.save_tensors(sys.argv[2], {{"images": rec.images, "multipliers": rec.multipliers, "ids": rec.ids,
+    "lineage": rec.lineage}}, {{"history": rec.history, "loss": rec.loss}})
+"""
+
+
+def start(script: Path, checkpoint: Path, result: Path) -> subprocess.Popen:
+    return subprocess.Popen([sys.executable, script, checkpoint, result])
+
+
+@pytest.fixture
+def script(tmp_path) -> Path:
+    path = tmp_path / "run.py"
+    path.write_text(RUN.format(tests=str(Path(__file__).parent)))
+    return path
+
+
+def test_killed_at_random_moments_and_resumed_it_gives_the_same_bits(script, tmp_path):
+    assert start(script, tmp_path / "whole.safetensors", tmp_path / "expected").wait() == 0
+    moments, kills = random.Random(0), 0
+    checkpoint, result = tmp_path / "torn.safetensors", tmp_path / "result"
+    while not result.exists():
+        process = start(script, checkpoint, result)
+        while kills < 4 and not checkpoint.exists() and process.poll() is None:
+            time.sleep(0.02)
+        if kills < 4:
+            time.sleep(moments.uniform(0.0, 0.7) + (2.5 if kills else 0.0))  # importing torch takes its time
+            process.send_signal(signal.SIGKILL)
+        process.wait()
+        kills += process.returncode == -signal.SIGKILL
+        assert process.returncode in (0, -signal.SIGKILL)
+        State.load(checkpoint, json.loads(_description(checkpoint))["fingerprint"], torch.device("cpu"))
+    assert kills >= 1
+    expected, expected_description = pal.storage.load_tensors(tmp_path / "expected")
+    actual, actual_description = pal.storage.load_tensors(result)
+    assert all(torch.equal(actual[name], expected[name]) for name in expected)
+    assert actual_description == expected_description
+
+
+def _description(path: Path) -> str:
+    return json.dumps(pal.storage.load_tensors(path)[1])
+
+
+def problem(**options):
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)) for _ in range(2))
+    options = {"candidates": 4, "steps": 40, "splitting": pal.Splitting(), "progress": False} | options
+    return pal.reconstruct(pal.NTK(final, initial.state_dict()), image_shape=(1, 3, 3), **options)
+
+
+class Interrupt(pal.Callback):
+    """Presses Ctrl-C at a given step."""
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+
+    def on_record(self, state, entry):
+        if state.step == self.at:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("at", [0, 7, 14, 27, 39])
+def test_interrupted_anywhere_it_saves_and_goes_on(at, tmp_path):
+    path = tmp_path / "state.safetensors"
+    whole = problem()
+    with pytest.raises(KeyboardInterrupt):
+        problem(checkpoint=path, callbacks=[Interrupt(at)])
+    resumed = problem(checkpoint=path)
+    assert torch.equal(resumed.images, whole.images)
+    assert torch.equal(resumed.parents, whole.parents)
+    assert resumed.history == whole.history
+
+
+def test_a_finished_run_is_not_run_again(tmp_path):
+    path = tmp_path / "state.safetensors"
+    whole = problem(checkpoint=path)
+
+    class Refuse(pal.Callback):
+        def on_record(self, state, entry):
+            raise AssertionError("there was nothing left to do")
+
+    again = problem(checkpoint=path, callbacks=[Refuse()])
+    assert torch.equal(again.images, whole.images)
+
+
+@pytest.mark.parametrize("other", [{"seed": 1}, {"steps": 50}, {"splitting": None}, {"sharpness": (5.0, 50.0)}])
+def test_a_state_of_another_problem_is_refused(other, tmp_path):
+    path = tmp_path / "state.safetensors"
+    problem(checkpoint=path)
+    with pytest.raises(CheckpointError, match="another problem"):
+        problem(checkpoint=path, **other)
+
+
+def test_damaged_foreign_and_missing_files_are_refused(tmp_path):
+    path = tmp_path / "state.safetensors"
+    problem(checkpoint=path)
+    whole = path.read_bytes()
+    for cut in (0, 5, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:cut])
+        with pytest.raises(CheckpointError, match="damaged"):
+            problem(checkpoint=path)
+    tensors, description = {"x": torch.zeros(1)}, {"format": 999, "fingerprint": ""}
+    pal.storage.save_tensors(path, tensors, description)
+    with pytest.raises(CheckpointError, match="another version"):
+        problem(checkpoint=path)
+    with pytest.raises(CheckpointError, match="no file"):
+        pal.storage.load_tensors(tmp_path / "nothing")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(tmp_path, monkeypatch):
+    path = tmp_path / "file"
+    pal.storage.write_atomically(path, b"old")
+
+    def full_disk(handle):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        pal.storage.write_atomically(path, b"new")
+    assert path.read_bytes() == b"old"
+    assert os.listdir(tmp_path) == ["file"]

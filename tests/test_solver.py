@@ -1,0 +1,347 @@
+"""The two phases: what they reach, what they record, and how they fail."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+import palimpsest as pal
+from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.optimisers import SGD, Adam
+from palimpsest.parametrisation import Everywhere
+from palimpsest.priors import TotalVariation
+from palimpsest.solver import Settings, Solver
+from palimpsest.state import Outcome
+from synthetic import descend, exact_problem, stalled_problem
+
+
+def small(**options):
+    """A quick reconstruction of a random network's change, with two rounds of splitting unless told otherwise."""
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+    objective = options.pop("objective", None) or pal.NTK(final, initial.state_dict(), at=options.pop("at", 0.5))
+    options = {
+        "candidates": 4,
+        "steps": 30,
+        "splitting": pal.Splitting(share=0.5),
+        "progress": False,
+    } | options
+    return pal.reconstruct(objective, image_shape=(1, 3, 3), **options)
+
+
+# --- what a run reaches -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_true_candidates_have_no_loss_and_a_run_from_nearby_returns_to_them(seed):
+    objective, x, λ = exact_problem(seed)
+    assert objective.loss(x, λ) <= 1e-24 * objective.target_norm_squared
+    near = x + 0.02 * torch.randn_like(x)
+    found, _ = descend(objective, near, λ * 1.02, steps=1500, learning_rate=0.02)
+    assert (found - x).norm() <= 1e-5 * x.norm()
+    assert (near - x).norm() > 1e-2 * x.norm()
+
+
+def test_a_run_in_the_span_returns_images_of_the_span():
+    torch.manual_seed(0)
+    model = pal.networks.MLP((1, 5, 5), (20,)).double()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = torch.randn(4, 1, 5, 5).double(), torch.tensor([1.0, -1.0, 1.0, -1.0]).double()
+    rule = torch.optim.SGD(model.parameters(), lr=1e-2)
+    for _ in range(100):
+        rule.zero_grad()
+        (model(x)[:, 0] - y).square().mean().backward()
+        rule.step()
+    found = pal.span(model, initial)
+    rec = pal.reconstruct(
+        pal.NTK(model, initial),
+        image_shape=(1, 5, 5),
+        within=found.subspace,
+        candidates=6,
+        steps=50,
+        progress=False,
+    )
+    space = found.subspace.shaped((1, 5, 5))
+    assert rec.images.shape == (6, 1, 5, 5)
+    assert torch.allclose(space.images(space.coordinates(rec.images)), rec.images, atol=1e-8)
+
+
+def test_the_loss_falls_and_the_multipliers_of_a_margin_method_stay_positive():
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP((1, 3, 3), (6,)).double())
+    rec = small(objective=objective, steps=120, splitting=None)
+    assert rec.loss < 0.7
+    assert (rec.multipliers >= 0).all()
+    assert rec.labels.tolist() == [1, -1, 1, -1]
+
+
+def test_a_run_does_not_see_the_scale_of_the_network():
+    """Multiplying the target by a constant multiplies the multipliers and changes no image."""
+    images, multipliers = [], []
+    for scale in (1.0, 1000.0):
+        torch.manual_seed(0)
+        initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+        objective = pal.NTK(final, initial.state_dict())
+        objective.target = {name: scale * t for name, t in objective.target.items()}
+        rec = small(objective=objective, optimiser=Adam(ε=1e-300), splitting=None)
+        images.append(rec.images)
+        multipliers.append(rec.multipliers)
+    assert torch.allclose(images[0], images[1], atol=1e-8)
+    assert torch.allclose(1000 * multipliers[0], multipliers[1])
+
+
+# --- phases, history, lineage -------------------------------------------------------------------
+
+
+def test_two_rounds_of_splitting_leave_a_full_account():
+    rec = small(at=(0.2, 0.8))
+    splits = [entry for entry in rec.history if "split" in entry]
+    records = [entry for entry in rec.history if "loss" in entry]
+    assert [entry["step"] for entry in splits] == [10, 20]
+    assert len(rec.images) == 4 + sum(entry["split"] for entry in splits)
+    assert len(splits[0]["eigenvalues"]) == 4
+    assert all(entry["after"] <= entry["before"] for entry in splits)
+    assert rec.multipliers.shape == (len(rec.images), 2)
+    assert [entry["step"] for entry in records] == list(range(30))
+    assert records[9]["rate"] < 0.1 * records[0]["rate"]
+    assert records[10]["rate"] == records[0]["rate"]
+    assert records[9]["sharpness"] > 100 > records[10]["sharpness"]
+    assert rec.outcome is Outcome.FINISHED
+
+
+def test_lineage_leads_back_to_the_first_candidates():
+    rec = small()
+    assert len(set(rec.ids.tolist())) == len(rec.ids)
+    for i in range(len(rec.images)):
+        line = rec.ancestors(i)
+        assert line[0] == rec.ids[i]
+        assert line[-1] < 4
+        assert rec.parents[i] == (line[1] if len(line) > 1 else -1)
+    assert (rec.parents >= 0).any()
+
+
+def test_offspring_inherit_half_of_the_memory_of_their_gradients():
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+    settings = Settings(candidates=4, steps=30, splitting=pal.Splitting(share=0.25))
+    solver = Solver(pal.NTK(final, initial.state_dict()), Everywhere((1, 3, 3)), settings)
+    state = solver.init()
+    while state.round == 0:
+        before, state = state, solver.step(state)
+    parent = int((state.ids[:4] >= 4).nonzero()[0])
+    for child in (parent, 4):
+        assert torch.allclose(state.moments["x"]["mean"][child], before.moments["x"]["mean"][parent] / 2)
+        assert torch.allclose(state.moments["x"]["square"][child], before.moments["x"]["square"][parent] / 4)
+        assert torch.equal(state.moments["multipliers"]["mean"][child], before.moments["multipliers"]["mean"][parent])
+        assert torch.allclose(state.multipliers[child], before.multipliers[parent] / 2)
+
+
+@pytest.mark.parametrize("direction", ["random", "duplicate", "none"])
+def test_the_controls_are_policies_too(direction):
+    rec = small(splitting=pal.Splitting(direction=direction))
+    assert (len(rec.images) > 4) == (direction != "none")
+    assert [entry["eta"] > 0 for entry in rec.history if "split" in entry] == [direction == "random"] * 2
+
+
+def test_a_phase_ends_on_the_gradient_tolerance_or_on_a_plateau():
+    converged = small(splitting=None, gradient_tolerance=1e9)
+    assert converged.outcome is Outcome.CONVERGED
+    assert len(converged.history) == 1
+    flat = small(splitting=None, plateau=0.999, steps=100, record_every=1)
+    assert flat.outcome is Outcome.PLATEAU
+    assert len(flat.history) < 100
+
+
+def test_an_early_end_of_a_phase_leads_to_a_split_and_its_steps_to_the_next_phase():
+    rec = small(gradient_tolerance=1e9)
+    splits = [entry for entry in rec.history if "split" in entry]
+    assert [entry["step"] for entry in splits] == [1, 2]
+    assert rec.outcome is Outcome.CONVERGED
+
+
+def test_a_stable_point_that_stopped_of_itself_ends_the_run():
+    objective, x, λ = exact_problem(0)
+    settings = Settings(candidates=2, priors=(), sharpness=None, gradient_tolerance=1e-6, splitting=pal.Splitting())
+    solver = Solver(objective, Everywhere((6,)), settings)
+    state = replace(solver.init(), x=x, multipliers=λ)
+    while not solver.done(state):
+        state = solver.step(state)
+    assert state.outcome is Outcome.CONVERGED
+    assert state.step < 10
+    assert len(state.x) == 2
+
+
+def test_sgd_with_momentum_descends():
+    rec = small(optimiser=SGD(learning_rate=1e-3), splitting=None, steps=60)
+    losses = [entry["objective"] for entry in rec.history]
+    assert losses[-1] < losses[0]
+
+
+def test_adam_is_the_published_rule():
+    parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
+    reference = torch.optim.Adam([parameter], lr=0.02)
+    ours, rule = parameter.detach().clone(), Adam()
+    moments = rule.init(ours)
+    for step in range(1, 6):
+        gradient = torch.tensor([0.3 * step, -1.0 / step], dtype=torch.float64)
+        parameter.grad = gradient.clone()
+        reference.step()
+        ours, moments = rule.update(ours, gradient, moments, step=step, factor=1.0)
+    assert torch.allclose(ours, parameter.detach(), atol=1e-10)
+
+
+def test_callbacks_hear_of_everything():
+    heard = []
+
+    class Listener(pal.Callback):
+        def on_start(self, state):
+            heard.append(("start", state.step))
+
+        def on_record(self, state, entry):
+            heard.append(("split" if "split" in entry else "record", state.step))
+
+        def on_end(self, state):
+            heard.append(("end", state.step))
+
+    small(callbacks=[Listener()], record_every=5)
+    assert heard[0] == ("start", 0)
+    assert heard[-1] == ("end", 30)
+    assert [step for what, step in heard if what == "split"] == [10, 20]
+    assert [step for what, step in heard if what == "record"] == [0, 5, 10, 15, 20, 25]
+
+
+def test_the_users_objective_is_left_as_it_was():
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP((1, 3, 3), (6,)).double(), sharpness=7.0)
+    small(objective=objective)
+    assert objective.sharpness == 7.0
+
+
+# --- the certificate ----------------------------------------------------------------------------
+
+
+def test_the_certificate_of_the_truth_and_of_a_saddle():
+    objective, x, λ = exact_problem(0)
+    good = pal.certify(objective, x, λ, epsilon=1e-6)
+    assert good.gradient <= 1e-12
+    assert good.second_order
+    objective, x, λ = stalled_problem(0)
+    stalled = pal.certify(objective, x, λ, epsilon=1e-3)
+    assert stalled.first_order
+    assert stalled.splitting < -1e-3
+    assert stalled.hessian >= stalled.splitting
+    far = pal.certify(objective, x + 1, λ, epsilon=1e-9)
+    assert not far.second_order
+    assert "gradient" in str(far)
+
+
+def test_the_certificate_equals_dense_eigenvalues():
+    objective, x, λ = exact_problem(1)
+    x = x + 0.3 * torch.randn_like(x)
+    found = pal.certify(objective, x, λ, iterations=200)
+    product = objective.hessian(x, λ)
+    H = torch.stack([product(e.reshape(x.shape)).flatten() for e in torch.eye(x.numel(), dtype=x.dtype)])
+    T2 = objective.target_norm_squared
+    assert found.hessian == pytest.approx(float(torch.linalg.eigvalsh(H)[0] / T2), rel=1e-6)
+    S = pal.splitting.matrix(objective, x, λ)
+    assert found.splitting == pytest.approx(float(torch.linalg.eigvalsh(S)[:, 0].min() / T2), rel=1e-6)
+
+
+# --- bad input, before any work -----------------------------------------------------------------
+
+MODEL = pal.networks.MLP(4, (5,))
+X, Λ, Y = torch.randn(3, 4), torch.ones(3), torch.tensor([1, -1, 1])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((torch.randn(3, 5), Λ, Y), "does not take images of shape 5"),
+        ((X, torch.ones(2), Y), "multipliers have shape"),
+        ((X, torch.ones(3, 2), Y), "multipliers have shape"),
+        ((X, Λ, torch.tensor([1, 0, 1])), "each −1 or 1"),
+        ((X, Λ, torch.tensor([1, -1])), "3 labels"),
+        ((X, Λ, None), "3 labels"),
+        ((X[:0], Λ[:0], Y[:0]), "at least one"),
+        ((X.double(), Λ, Y), "float64"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(arguments, reason):
+    with pytest.raises(InvalidInputError, match=reason):
+        pal.KKT(MODEL, sharpness=10.0).loss(*arguments)
+
+
+@pytest.mark.parametrize("labels", [torch.tensor([0, 1, 3]), torch.tensor([0, -1, 2]), torch.tensor([0.0, 1.0, 2.0])])
+def test_class_labels_out_of_range_are_refused(labels):
+    with pytest.raises(InvalidInputError, match="from 0 to 2"):
+        pal.MulticlassKKT(pal.networks.MLP(4, (5,), outputs=3)).loss(X, Λ, labels)
+
+
+def test_methods_and_outputs_must_match():
+    with pytest.raises(InvalidInputError, match="one output"):
+        pal.KKT(pal.networks.MLP(4, (5,), outputs=3)).loss(X, Λ, Y)
+    with pytest.raises(InvalidInputError, match="one output per class"):
+        pal.MulticlassKKT(MODEL).loss(X, Λ, torch.tensor([0, 0, 0]))
+
+
+@pytest.mark.parametrize("options", [{"candidates": 0}, {"steps": 0}, {"sharpness": (0.0, 1.0)}, {"record_every": 0}])
+def test_settings_that_make_no_sense_are_refused(options):
+    with pytest.raises(InvalidInputError):
+        small(**options)
+
+
+@pytest.mark.parametrize("weights", [{"layers.9.weight": 1.0}, {"layers.0.weight": -1.0}, "best"])
+def test_weights_that_make_no_sense_are_refused(weights):
+    with pytest.raises(InvalidInputError):
+        pal.KKT(MODEL, weights=weights)
+
+
+def test_initial_weights_of_another_network_are_refused():
+    with pytest.raises(InvalidInputError, match=r"layers\.0\.weight"):
+        pal.NTK(MODEL, pal.networks.MLP(4, (6,)).state_dict())
+
+
+def test_weights_that_are_not_finite_are_refused():
+    broken = pal.networks.MLP(4, (5,))
+    torch.nn.init.constant_(broken.layers[0].weight, float("nan"))
+    with pytest.raises(NonFiniteError, match=r"layers\.0\.weight"):
+        pal.KKT(broken)
+
+
+def test_a_network_without_gradients_is_refused():
+    with pytest.raises(NoGradientError, match="no trainable parameter"):
+        pal.KKT(pal.networks.MLP(4, (5,)).requires_grad_(False))
+
+    class Deaf(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.unused = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return x.sum(1, keepdim=True) + 0 * self.unused.sum()
+
+    with pytest.raises(NoGradientError, match="receives a gradient"):
+        pal.KKT(Deaf()).loss(X, Λ, Y)
+
+
+def test_frozen_parameters_take_no_part():
+    model = pal.networks.MLP(4, (5,))
+    model.layers[1].weight.requires_grad_(False)
+    assert list(pal.KKT(model).target) == ["layers.0.weight", "layers.0.bias"]
+
+
+def test_divergence_names_the_step_and_leaves_the_last_good_state_on_disk(tmp_path):
+    path = tmp_path / "state.safetensors"
+    run = {"optimiser": SGD(learning_rate=1e200), "splitting": None, "record_every": 7, "checkpoint": path}
+    with pytest.raises(DivergenceError, match="non-finite at step") as error:
+        small(**run)
+    assert 0 < error.value.step < 30
+    tensors, description = pal.storage.load_tensors(path)
+    assert description["step"] <= error.value.step
+    assert all(t.isfinite().all() for t in tensors.values())
+
+
+def test_the_prior_counts_in_the_objective():
+    weak, strong = (small(priors=(TotalVariation(weight=w),), splitting=None, steps=100) for w in (1e-6, 10.0))
+    roughness = [float(rec.images.diff(dim=-1).abs().mean()) for rec in (weak, strong)]
+    assert roughness[1] < 0.5 * roughness[0]

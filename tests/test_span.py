@@ -1,0 +1,125 @@
+"""Counting the training images in the first layer's change."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import palimpsest as pal
+from palimpsest.errors import InvalidInputError, NonFiniteError
+
+
+def train(
+    n,
+    *,
+    depth=2,
+    loss="squared",
+    dtype=torch.float64,
+    optimiser="sgd",
+    momentum=0.9,
+    decay=0.0,
+    seed=0,
+    **net,
+):
+    """A dense network trained for a few hundred steps on n random inputs, its start and those inputs."""
+    torch.manual_seed(seed)
+    model = pal.networks.MLP(80, (120,) * depth, **net).to(dtype)
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = torch.randn(n, 80, dtype=dtype), torch.randn(n, dtype=dtype).sign()
+    if optimiser == "adam":
+        rule = torch.optim.Adam(model.parameters(), lr=1e-3)
+    else:
+        rule = torch.optim.SGD(model.parameters(), lr=2e-3, momentum=momentum, weight_decay=decay)
+    for _ in range(200):
+        out = model(x)[:, 0]
+        value = (out - y).square().mean() if loss == "squared" else F.softplus(-y * out).mean()
+        rule.zero_grad()
+        value.backward()
+        rule.step()
+    return model, initial, x
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("loss", ["squared", "logistic"])
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("n", [5, 23, 60])
+def test_the_number_of_images_is_read_exactly(n, depth, loss, dtype):
+    model, initial, x = train(n, depth=depth, loss=loss, dtype=dtype, seed=n + depth)
+    found = pal.span(model, initial)
+    assert found.samples == n
+    assert found.gap > 100
+    assert found.shrinkage == 1.0
+    assert len(found.subspace.basis) == n - 1  # the bias makes the space affine
+    projected = found.subspace.images(found.subspace.coordinates(x.double()))
+    assert (projected - x).norm() <= (1e-3 if dtype == torch.float32 else 1e-9) * x.norm()
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.5])
+@pytest.mark.parametrize("bias", ["none", "all"])
+def test_momentum_and_biases_change_nothing(momentum, bias):
+    model, initial, x = train(12, momentum=momentum, bias=bias)
+    found = pal.span(model, initial)
+    assert found.samples == 12
+    assert len(found.subspace.basis) == (12 if bias == "none" else 11)
+    assert torch.allclose(found.subspace.images(found.subspace.coordinates(x)), x, atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+@pytest.mark.parametrize("n", [5, 30, 60])
+def test_with_weight_decay_the_shrinkage_is_found_first(n, dtype):
+    model, initial, x = train(n, decay=0.05, dtype=dtype)
+    found = pal.span(model, initial)
+    assert found.samples == n
+    assert 0.5 < found.shrinkage < 0.99
+    assert (found.subspace.images(found.subspace.coordinates(x.double())) - x).norm() <= 1e-3 * x.norm()
+
+
+@pytest.mark.parametrize("n", [5, 60])
+def test_after_adam_it_declines(n):
+    model, initial, _ = train(n, optimiser="adam")
+    found = pal.span(model, initial)
+    assert found.samples is None
+    assert found.subspace is None
+    assert "no number of images" in found.reason
+
+
+def test_more_images_than_dimensions_cannot_be_counted():
+    model, initial, _ = train(100)
+    assert pal.span(model, initial).samples is None
+
+
+def test_constant_inputs_do_not_pass_for_a_count():
+    """Forty of eighty inputs never vary: the rank stops at 41 although there are 60 images."""
+    torch.manual_seed(0)
+    model = pal.networks.MLP(80, (120,)).double()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = torch.randn(60, 80).double(), torch.randn(60).double().sign()
+    x[:, :20], x[:, 20:40] = 0.0, 0.7
+    rule = torch.optim.SGD(model.parameters(), lr=1e-3)
+    for _ in range(100):
+        rule.zero_grad()
+        (model(x)[:, 0] - y).square().mean().backward()
+        rule.step()
+    assert pal.span(model, initial).samples is None
+
+
+def test_polynomial_networks_have_a_first_layer_too():
+    torch.manual_seed(0)
+    model = pal.networks.PolynomialNetwork(20, 30, bias=True).double()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x = torch.randn(7, 20).double()
+    model(x).square().mean().backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 1e-2 * parameter.grad
+    assert pal.span(model, initial).samples == 7
+
+
+def test_what_has_no_dense_first_layer_is_refused():
+    conv = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+    with pytest.raises(InvalidInputError, match="not dense"):
+        pal.span(conv, conv.state_dict())
+    model, initial, _ = train(5)
+    with pytest.raises(InvalidInputError, match="lack"):
+        pal.span(model, {})
+    with pytest.raises(NonFiniteError):
+        pal.span(model, initial | {"layers.0.weight": initial["layers.0.weight"] * float("nan")})
