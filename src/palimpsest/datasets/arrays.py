@@ -48,7 +48,7 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
         announced = math.prod(shape) * dtype.itemsize
         content = files.read_up_to(stream, announced + 1)
     if len(content) != announced:
-        raise DataError(f"{path} announces {announced} bytes of {name!r} but has another size; write it again")
+        raise DataError(f"{path} announces {announced} bytes of {name!r} but has others; write it again")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 

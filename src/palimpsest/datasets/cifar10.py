@@ -50,7 +50,7 @@ def _parts(root: Path) -> list[tuple[str, bytes]]:
         found = [test]
     if not found:
         raise DataError(f"{root} has no CIFAR-10 files; put {next(iter(MD5))} or the folder"
-                        " cifar-10-batches-bin there, or leave the data folder out to download it")  # fmt: skip
+                        " cifar-10-batches-bin there, or leave the folder out to download it")  # fmt: skip
     return [(str(path), files.read_bytes(path, limit=LIMIT)) for path in found]
 
 

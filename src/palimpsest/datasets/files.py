@@ -9,7 +9,7 @@ import tarfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import Protocol
 
 import numpy as np
 
@@ -36,7 +36,13 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
 
 
-def read_up_to(stream: IO[bytes], limit: int) -> bytes:
+class Readable(Protocol):
+    """What gives bytes: a file, a gzipped file, a file inside an archive."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_up_to(stream: Readable, limit: int) -> bytes:
     """At most `limit` bytes, piece by piece, so that memory follows what is there, not what is announced."""
     pieces = []
     while limit > 0 and (piece := stream.read(min(CHUNK, limit))):
@@ -97,7 +103,7 @@ def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str,
 
 
 def download(md5: Mapping[str, str], *, mirrors: Sequence[str]) -> list[Path]:
-    """Files from the first mirror that has them intact, kept in the user's cache; nothing is left on failure."""
+    """Files from the first mirror that has them intact, kept in the cache; failure leaves nothing behind."""
     import pooch
 
     cache = pooch.os_cache("palimpsest")
