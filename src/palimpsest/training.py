@@ -1,18 +1,18 @@
 """Full-batch training to convergence, keeping the start and saying how converged the end is.
 
-Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v. Without weight decay θ − θ_0 is a sum of gradients, so
-everything that the theory says about the span of the data holds for these networks.
+Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v. Without weight decay θ − θ_0 is a sum of
+gradients, so everything that the theory says about the span of the data holds for these networks.
 
 For a separable loss without weight decay F is log L, not L. Its gradient ∇L/L is, once the
-data are separated, a convex combination of the gradients of the margins, so the step keeps its length when the
-loss is 10⁻³⁰⁰: training goes on towards the direction of maximum margin instead of standing still.
+data are separated, a convex combination of the gradients of the margins, so the step keeps its length when
+the loss is 10⁻³⁰⁰: training goes on towards the direction of maximum margin instead of standing still.
 """
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -27,7 +27,6 @@ from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 LossName = Literal["squared", "logistic", "cross_entropy"]
 Record = dict[str, float]
 REESTIMATE = 10  # steps between two looks at the curvature
-STRIDE = 0.02  # a chosen rate moves θ by at most about this fraction of its norm in a step
 
 
 class Outcome(StrEnum):
@@ -44,7 +43,8 @@ class Fit:
     Args:
         model: the trained network, in evaluation mode.
         initial: its parameters and buffers before training.
-        history: records of step, learning_rate, loss, log_loss, gap and, where defined, margin and kkt_residual.
+        history: records of step, learning_rate, loss, log_loss, gap and, where defined, margin and
+            kkt_residual.
         outcome: whether ``gap`` fell below ``tolerance``.
         gap: what convergence is measured by; see `train`.
         tolerance: the gap that counts as converged.
@@ -54,7 +54,8 @@ class Fit:
         degree: L with Φ(cθ) = c^L Φ(θ); None for networks that are not homogeneous.
         normalised_margin: margin/‖θ‖^L; None for networks that are not homogeneous.
         kkt_residual: min_{c≥0} ‖θ − c Σ_i λ_i ∇m_i‖/‖θ‖ with the loss's own weights λ_i; 0 at a KKT point of
-            the maximum-margin problem, 1 where the data explain nothing of the weights; None for squared loss.
+            the maximum-margin problem, 1 where the data explain nothing of the weights; None for squared
+            loss.
     """
 
     model: nn.Module
@@ -91,7 +92,7 @@ def train(
     loss: LossName = "squared",
     steps: int = 10_000,
     learning_rate: float | None = None,
-    momentum: float = 0.95,
+    momentum: float = 0.9,
     weight_decay: float = 0.0,
     tolerance: float | None = None,
     record_every: int = 50,
@@ -112,9 +113,9 @@ def train(
             curvature of F, followed during training because it grows with the weights.
         momentum: μ.
         weight_decay: δ in L + ½δ‖θ‖²; the loss is then not replaced by its logarithm.
-        tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, 0.01 unless given.
-            Separable losses: the KKT residual, 0.1 unless given, which few networks reach. With weight decay:
-            ‖∇L + δθ‖/‖δθ‖, 0.01 unless given.
+        tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, 0.01 unless
+            given. Separable losses: the KKT residual, 0.1 unless given, which few networks reach. With weight
+            decay: ‖∇L + δθ‖/‖δθ‖, 0.01 unless given.
         record_every: steps between two entries of the history.
         callback: called with each entry as it is made.
 
@@ -141,8 +142,8 @@ def train(
         if learning_rate is None:
             if step % REESTIMATE == 0:
                 steady = 0.5 / problem.curvature(iterations=2 if step else 20)
-            longest = STRIDE * (1 - momentum) * _norm(problem.parameters) / max(_norm(state.gradient), 1e-300)
-            rate = min(steady, longest)
+            reach = problem.stride * (1 - momentum) * _norm(problem.parameters)
+            rate = min(steady, reach / max(_norm(state.gradient), 1e-300))
         if done or step % record_every == 0:
             history.append({"step": step, "learning_rate": rate, **state.record()})
             if callback:
@@ -208,6 +209,15 @@ class _Problem:
         self._direction = torch.ones_like(outputs if loss == "squared" else outputs[:, 0])
 
     @property
+    def stride(self) -> float:
+        """By what fraction of ‖θ‖ a step of chosen length may move θ.
+
+        Short for squared loss: overshooting moves the weights in ways that no image explains. Longer towards
+        the maximum margin, where the weights have to grow many times over.
+        """
+        return 0.0005 if self.loss == "squared" else 0.02
+
+    @property
     def default_tolerance(self) -> float:
         return 0.01 if self.decay or self.loss == "squared" else 0.1
 
@@ -248,22 +258,23 @@ class _Problem:
     def curvature(self, iterations: int) -> float:
         """Largest eigenvalue of JᵀDJ (+ δ), by power iteration from where the last one ended.
 
-        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a separable
-        one, and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. That bounds the curvature of
-        log L and is at least about ‖∇F‖², so no step is long because one image dominates and F looks straight.
+        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a
+        separable one, and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. That bounds the
+        curvature of log L and is at least about ‖∇F‖², so no step is long because one image dominates and F
+        looks straight.
         """
         θ = {name: p.detach() for name, p in self.named.items()}
 
         def function(θ: dict[str, Tensor]) -> Tensor:
             return self.fitted(_matrix(functional_call(self.model, θ, (self.images,)), len(self.images)))
 
-        fitted, pull = vjp(function, θ)
+        fitted, pull = vjp(function, θ)[:2]
         D = self._weights(fitted)
         u, λ = self._direction, torch.zeros(())
         for _ in range(iterations):
             u = u / u.norm()
             (v,) = pull(D.sqrt() * u)
-            _, Jv = jvp(function, (θ,), (v,))
+            Jv = jvp(function, (θ,), (v,))[1]
             u = D.sqrt() * Jv
             λ = u.norm()
         # A little of every direction is kept, so that one which has become the steepest is found next time.
@@ -357,11 +368,11 @@ def _others(outputs: Tensor, labels: Tensor) -> Tensor:
     return outputs.masked_fill(own, -math.inf)
 
 
-def _norm(tensors: list[Tensor] | tuple[Tensor, ...]) -> float:
+def _norm(tensors: Sequence[Tensor]) -> float:
     return math.hypot(*(float(torch.linalg.vector_norm(t.detach())) for t in tensors))
 
 
-def _unexplained(parameters: list[Tensor], gradient: tuple[Tensor, ...]) -> float:
+def _unexplained(parameters: Sequence[Tensor], gradient: Sequence[Tensor]) -> float:
     """min_{c≥0} ‖θ + c∇L‖/‖θ‖: the sine of the angle between θ and −∇L = Σ λ_i ∇m_i, 1 if it is obtuse."""
     inner = -sum(float(p.detach().flatten() @ g.flatten()) for p, g in zip(parameters, gradient, strict=True))
     cosine = inner / max(_norm(parameters) * _norm(gradient), 1e-300)
