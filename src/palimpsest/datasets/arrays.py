@@ -21,7 +21,7 @@ def read(path: Path) -> Source:
     try:
         with files.reading(path), zipfile.ZipFile(path) as archive:
             images, labels = (_array(archive, path, name) for name in ("images", "labels"))
-    except zipfile.BadZipFile as error:
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the latter two: encrypted
         raise DataError(f"{path} is no readable .npz file; write it again with numpy.savez") from error
     images = _channels_first(path, images)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iub":

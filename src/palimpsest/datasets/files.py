@@ -19,12 +19,6 @@ IDX_LIMIT = 1 << 26  # 64 MiB; the largest MNIST file has 45 MiB
 CHUNK = 1 << 20
 
 
-def find(folders: Iterable[Path], *file_names: str) -> Path | None:
-    """The first of the named files that is in one of the folders."""
-    paths = (folder / name for folder in folders for name in file_names)
-    return next((path for path in paths if path.is_file()), None)
-
-
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
     """Turn every way in which reading can fail into one sentence."""
@@ -34,6 +28,15 @@ def reading(path: Path) -> Iterator[None]:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
+
+
+def find(folders: Iterable[Path], *file_names: str) -> Path | None:
+    """The first of the named files that is in one of the folders."""
+    for path in (folder / name for folder in folders for name in file_names):
+        with reading(path):
+            if path.is_file():
+                return path
+    return None
 
 
 class Readable(Protocol):

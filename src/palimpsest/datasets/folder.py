@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from palimpsest.datasets import files
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
 
@@ -16,13 +17,13 @@ COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr", "LA", "PA")
 
 def read(root: Path) -> Source:
     """Every image below ``root``, classes in alphabetical order; grey only if all images are grey."""
-    folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in _entries(root) if path.is_dir()]
     if len(folders) < 2:
         raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
     images: list[np.ndarray] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
-        paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+        paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
         if not paths:
             raise DataError(f"{folder} has no PNG or JPEG image; put some there or remove it")
         for path in paths:
@@ -34,6 +35,12 @@ def read(root: Path) -> Source:
     grey = all(image.ndim == 2 for image in images)
     stack = np.stack([image[None] if grey else _colour(image) for image in images])
     return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, hidden files left out."""
+    with files.reading(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
 def _colour(image: np.ndarray) -> np.ndarray:

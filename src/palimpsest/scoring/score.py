@@ -110,9 +110,9 @@ def score(
     """
     candidates = reconstruction if isinstance(reconstruction, Tensor) else reconstruction.images
     candidates = candidates.detach().double()
-    pool = images if held_out is None else torch.cat([images, held_out.to(images)])
-    pool = pool.detach().to(candidates)
-    _check(candidates, pool, len(images))
+    others = images[:0] if held_out is None else held_out
+    _check(candidates, images, others)
+    pool = torch.cat([images.detach().to(candidates), others.detach().to(candidates)])
     shift = torch.zeros_like(pool[0]) if mean is None else mean.detach().to(candidates)
     value_range = _value_range(pool)
 
@@ -124,25 +124,29 @@ def score(
     table = _measure(pool, matched + shift, value_range)
     table |= {"match": index, "ncc": _correlation(similarity, index), "trivial": trivial}
 
-    n = len(images)
-    members, others = (
-        ImageScores(**{k: v[part].cpu() for k, v in table.items()}) for part in (slice(n), slice(n, None))
+    parts = slice(len(images)), slice(len(images), None)
+    trained, unseen = (ImageScores(**{k: v[part].cpu() for k, v in table.items()}) for part in parts)
+    verdict = judge(trained.evidence, unseen.evidence, confidence=confidence)
+    return Score(
+        **vars(trained),
+        recovered=trained.evidence > verdict.threshold,
+        held_out=unseen if len(others) else None,
+        verdict=verdict,
+        matching=matching,
+        voting=voting,
+        value_range=value_range,
     )
-    verdict = judge(members.evidence, others.evidence, confidence=confidence)
-    recovered = members.evidence > verdict.threshold
-    return Score(**vars(members), recovered=recovered, held_out=None if held_out is None else others,
-                 verdict=verdict, matching=matching,
-                 voting=voting, value_range=value_range)  # fmt: skip
 
 
-def _check(candidates: Tensor, pool: Tensor, n: int) -> None:
-    if candidates.ndim != 4 or candidates.shape[1:] != pool.shape[1:] or not len(candidates) or not n:
-        raise InvalidInputError(f"candidates of shape {tuple(candidates.shape)} do not fit images of shape"
-                                f" {tuple(pool.shape)}; give (k, C, H, W) of the same size")  # fmt: skip
-    if not (torch.isfinite(candidates).all() and torch.isfinite(pool).all()):
+def _check(candidates: Tensor, images: Tensor, held_out: Tensor) -> None:
+    shapes = {tuple(x.shape[1:]) for x in (candidates, images, held_out)}
+    if len(shapes) > 1 or images.ndim != 4 or not len(candidates) or not len(images):
+        raise InvalidInputError(f"candidates {tuple(candidates.shape)}, images {tuple(images.shape)} and"
+                                f" held-out {tuple(held_out.shape)} must be (N, C, H, W) of one size")  # fmt: skip
+    if not all(torch.isfinite(x).all() for x in (candidates, images, held_out)):
         raise NonFiniteError("candidates or images contain NaN or infinity; remove them before scoring")
-    members, others = ({x.cpu().numpy().tobytes() for x in part} for part in (pool[:n], pool[n:]))
-    if members & others:
+    trained, unseen = ({x.cpu().numpy().tobytes() for x in part} for part in (images, held_out.to(images)))
+    if trained & unseen:
         raise InvalidInputError("a held-out image is also a training image; hold out images not trained on")
 
 

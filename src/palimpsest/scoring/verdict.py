@@ -126,7 +126,7 @@ def _exceedance(r: int, n: int, m: int) -> float:
 
 
 def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
-    """One-sided p-value of members scoring higher; a tie counts against them, so the level holds with ties."""
+    """One-sided p-value of members scoring higher; ties count against them, so the level holds."""
     scores, held_out = np.concatenate([x, y]), np.repeat([0, 1], [len(x), len(y)])
     ranks = np.empty(len(scores))
     ranks[np.lexsort((held_out, scores))] = np.arange(len(scores))
