@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -26,6 +27,7 @@ from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 
 LossName = Literal["squared", "logistic", "cross_entropy"]
 Record = dict[str, float]
+WINDOW = 500  # steps over which the progress under weight decay is looked at
 REESTIMATE = 10  # steps between two looks at the curvature
 
 
@@ -115,7 +117,7 @@ def train(
         weight_decay: δ in L + ½δ‖θ‖²; the loss is then not replaced by its logarithm.
         tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, 0.01 unless
             given. Separable losses: the KKT residual, 0.1 unless given, which few networks reach. With weight
-            decay: ‖∇L + δθ‖/‖δθ‖, 0.01 unless given.
+            decay: the fraction by which F fell in the last 500 steps, 0.001 unless given.
         record_every: steps between two entries of the history.
         callback: called with each entry as it is made.
 
@@ -206,6 +208,7 @@ class _Problem:
             outputs = _matrix(model(self.images), len(images))
         self.labels = labels.to(outputs.device)
         self.targets = _targets(self.labels, outputs, loss)
+        self._past: deque[float] = deque(maxlen=WINDOW + 1)
         self._direction = torch.ones_like(outputs if loss == "squared" else outputs[:, 0])
 
     @property
@@ -213,13 +216,14 @@ class _Problem:
         """By what fraction of ‖θ‖ a step of chosen length may move θ.
 
         Short for squared loss: overshooting moves the weights in ways that no image explains. Longer towards
-        the maximum margin, where the weights have to grow many times over.
+        the maximum margin, where the weights have to grow many times over, and where weight decay will have
+        the weights forget their way.
         """
-        return 0.0005 if self.loss == "squared" else 0.02
+        return 0.0005 if self.loss == "squared" and not self.decay else 0.02
 
     @property
     def default_tolerance(self) -> float:
-        return 0.01 if self.decay or self.loss == "squared" else 0.1
+        return 0.001 if self.decay else 0.01 if self.loss == "squared" else 0.1
 
     def fitted(self, outputs: Tensor) -> Tensor:
         """What the loss is a function of: the outputs Φ for squared loss, otherwise the margins m."""
@@ -247,13 +251,22 @@ class _Problem:
         gradient = torch.autograd.grad(value, self.parameters, allow_unused=True, materialize_grads=True)
         kkt = None if self.loss == "squared" else _unexplained(self.parameters, gradient)
         if self.decay:
-            pull = [self.decay * p.detach() for p in self.parameters]
-            gradient = tuple(g + d for g, d in zip(gradient, pull, strict=True))
-            gap = _norm(gradient) / max(_norm(pull), 1e-300)
+            gradient = tuple(
+                g + self.decay * p.detach() for g, p in zip(gradient, self.parameters, strict=True)
+            )
+            gap = self._progress(float(value.detach()) + 0.5 * self.decay * _norm(self.parameters) ** 2)
         else:
             gap = float((fitted.detach() - self.targets).abs().max()) if kkt is None else kkt
         margin = self.margin(outputs.detach())
         return _State(float(value.detach()), gradient, gap, float(log_loss), margin, kkt)
+
+    def _progress(self, F: float) -> float:
+        """By what fraction F has fallen in the last 500 steps; 1 before that can be said.
+
+        The norm of the gradient would not do: ReLU networks with weight decay end on kinks, where it jumps.
+        """
+        self._past.append(F)
+        return abs(1 - F / self._past[0]) if len(self._past) > WINDOW else 1.0
 
     def curvature(self, iterations: int) -> float:
         """Largest eigenvalue of JᵀDJ (+ δ), by power iteration from where the last one ended.
