@@ -57,7 +57,7 @@ class Fit:
         normalised_margin: margin/‖θ‖^L; None for networks that are not homogeneous.
         kkt_residual: min_{c≥0} ‖θ − c Σ_i λ_i ∇m_i‖/‖θ‖ with the loss's own weights λ_i; 0 at a KKT point of
             the maximum-margin problem, 1 where the data explain nothing of the weights; None for squared
-            loss.
+            loss. It need not vanish where units sit on the kink of a ReLU.
     """
 
     model: nn.Module
@@ -82,8 +82,9 @@ class Fit:
         """One sentence on how training ended."""
         steps = int(self.history[-1]["step"])
         end = "converged" if self.converged else "did not converge"
-        return (f"Training {end} in {steps} steps: gap {self.gap:.2g} (asked for {self.tolerance:.2g}),"
-                f" loss {self.loss:.2g}, accuracy {self.accuracy:.0%}.")  # fmt: skip
+        accuracy = "" if math.isnan(self.accuracy) else f", accuracy {self.accuracy:.0%}"
+        gap = f"gap {self.gap:.2g} (asked for {self.tolerance:.2g})"
+        return f"Training {end} in {steps} steps: {gap}, loss {self.loss:.2g}{accuracy}."
 
 
 def train(
@@ -116,8 +117,9 @@ def train(
         momentum: μ.
         weight_decay: δ in L + ½δ‖θ‖²; the loss is then not replaced by its logarithm.
         tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, 0.01 unless
-            given. Separable losses: the KKT residual, 0.1 unless given, which few networks reach. With weight
-            decay: the fraction by which F fell in the last 500 steps, 0.001 unless given.
+            given. Separable losses: the KKT residual once all images are on the right side, 0.1 unless given,
+            which few networks reach. With weight decay: the fraction by which F fell in the last 500 steps,
+            0.001 unless given.
         record_every: steps between two entries of the history.
         callback: called with each entry as it is made.
 
@@ -209,7 +211,8 @@ class _Problem:
         self.labels = labels.to(outputs.device)
         self.targets = _targets(self.labels, outputs, loss)
         self._past: deque[float] = deque(maxlen=WINDOW + 1)
-        self._direction = torch.ones_like(outputs if loss == "squared" else outputs[:, 0])
+        shape = outputs.shape if loss == "squared" else outputs.shape[:1]
+        self._direction = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(outputs)
 
     @property
     def stride(self) -> float:
@@ -243,21 +246,23 @@ class _Problem:
         fitted = self.fitted(outputs)
         if self.loss == "squared":
             L = ((fitted - self.targets) ** 2).sum(1).mean()
-            value, log_loss = L, L.detach().log()
+            value, log_loss = L, L.detach().clamp_min(_tiny(L)).log()
         else:
             value = self.log_losses(fitted).logsumexp(0) - math.log(len(fitted))
             log_loss = value.detach()
             value = value.exp() if self.decay else value
         gradient = torch.autograd.grad(value, self.parameters, allow_unused=True, materialize_grads=True)
         kkt = None if self.loss == "squared" else _unexplained(self.parameters, gradient)
+        margin = self.margin(outputs.detach())
         if self.decay:
             gradient = tuple(
                 g + self.decay * p.detach() for g, p in zip(gradient, self.parameters, strict=True)
             )
             gap = self._progress(float(value.detach()) + 0.5 * self.decay * _norm(self.parameters) ** 2)
+        elif kkt is None:
+            gap = float((fitted.detach() - self.targets).abs().max())
         else:
-            gap = float((fitted.detach() - self.targets).abs().max()) if kkt is None else kkt
-        margin = self.margin(outputs.detach())
+            gap = kkt if margin > 0 else 1.0
         return _State(float(value.detach()), gradient, gap, float(log_loss), margin, kkt)
 
     def _progress(self, F: float) -> float:
@@ -285,13 +290,13 @@ class _Problem:
         D = self._weights(fitted)
         u, λ = self._direction, torch.zeros(())
         for _ in range(iterations):
-            u = u / u.norm()
+            u = u / u.norm().clamp_min(_tiny(u))
             (v,) = pull(D.sqrt() * u)
             Jv = jvp(function, (θ,), (v,))[1]
             u = D.sqrt() * Jv
             λ = u.norm()
         # A little of every direction is kept, so that one which has become the steepest is found next time.
-        self._direction = u / u.norm().clamp_min(1e-300) + 0.01 / math.sqrt(u.numel())
+        self._direction = u / u.norm().clamp_min(_tiny(u)) + 0.01 / math.sqrt(u.numel())
         return max(float(λ), 1e-30) + self.decay
 
     def _weights(self, fitted: Tensor) -> Tensor:
@@ -339,7 +344,7 @@ class _Problem:
         """L with Φ(2θ) = 2^L Φ(θ) for every image, to three digits; None if there is no such L."""
         twice = functional_call(self.model, {name: 2 * p for name, p in self.named.items()}, (self.images,))
         twice = _matrix(twice, len(self.images))
-        scale = float((twice * outputs).sum() / (outputs**2).sum().clamp_min(1e-300))
+        scale = float((twice * outputs).sum() / (outputs**2).sum().clamp_min(_tiny(outputs)))
         same = bool(torch.allclose(twice, scale * outputs, rtol=1e-3, atol=1e-3 * float(twice.abs().max())))
         return round(math.log2(scale), 2) if same and scale > 0 else None
 
@@ -379,6 +384,11 @@ def _own(outputs: Tensor, labels: Tensor) -> Tensor:
 def _others(outputs: Tensor, labels: Tensor) -> Tensor:
     own = one_hot(labels.long(), outputs.shape[1]).bool()
     return outputs.masked_fill(own, -math.inf)
+
+
+def _tiny(x: Tensor) -> float:
+    """The least positive number of a tensor's precision, against division by zero."""
+    return torch.finfo(x.dtype).tiny
 
 
 def _norm(tensors: Sequence[Tensor]) -> float:

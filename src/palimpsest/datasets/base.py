@@ -26,21 +26,21 @@ class Source:
         labels: ``(N,)``, the class of each image, 0…C−1.
         classes: the name of each class.
         positive: the classes that are +1 in the two-class task; None if there is no natural one.
-        task: names of the two sides of that task, −1 first.
+        sides: names of the two sides of that task, −1 first.
     """
 
     images: np.ndarray
     labels: np.ndarray
     classes: tuple[str, ...]
     positive: frozenset[int] | None = None
-    task: tuple[str, str] = ("negative", "positive")
+    sides: tuple[str, str] = ("negative", "positive")
 
     @classmethod
     def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Source:
         """A source whose two-class task, if it has exactly two classes, is to tell them apart."""
         if len(classes) != 2:
             return cls(images, labels, classes)
-        return cls(images, labels, classes, positive=frozenset({1}), task=(classes[0], classes[1]))
+        return cls(images, labels, classes, positive=frozenset({1}), sides=(classes[0], classes[1]))
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, 
         return source.labels, np.arange(len(source.classes)), source.classes
     if source.positive is None:
         raise InvalidInputError(f"{len(source.classes)} classes have no binary task; use task='classes'")
-    return np.isin(source.labels, list(source.positive)).astype(np.int64), np.array([-1, 1]), source.task
+    return np.isin(source.labels, list(source.positive)).astype(np.int64), np.array([-1, 1]), source.sides
 
 
 def _draw(

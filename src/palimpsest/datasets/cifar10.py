@@ -28,7 +28,7 @@ def read(root: Path | None) -> Source:
     records = np.concatenate([_records(name, content) for name, content in parts])
     images = records[:, 1:].reshape(-1, *SHAPE)
     labels = records[:, 0].astype(np.int64)
-    return Source(images, labels, CLASSES, positive=VEHICLES, task=("animal", "vehicle"))
+    return Source(images, labels, CLASSES, positive=VEHICLES, sides=("animal", "vehicle"))
 
 
 def _records(name: str, content: bytes) -> np.ndarray:

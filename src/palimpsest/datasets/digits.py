@@ -20,4 +20,4 @@ def read(root: Path | None) -> Source:
     from sklearn.datasets import load_digits
 
     data = load_digits()
-    return Source(data.images[:, None] / 16, data.target, CLASSES, positive=ODD, task=("even", "odd"))
+    return Source(data.images[:, None] / 16, data.target, CLASSES, positive=ODD, sides=("even", "odd"))

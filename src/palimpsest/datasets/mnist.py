@@ -34,7 +34,7 @@ def read(root: Path | None) -> Source:
                         " use two files that belong together")  # fmt: skip
     if labels.max(initial=0) > 9:
         raise DataError(f"{labels_path} has labels above 9; use the official MNIST file")
-    return Source(images[:, None], labels, CLASSES, positive=ODD, task=("even", "odd"))
+    return Source(images[:, None], labels, CLASSES, positive=ODD, sides=("even", "odd"))
 
 
 def _files(root: Path) -> tuple[Path, Path]:
