@@ -70,12 +70,13 @@ def test_a_given_rate_is_plain_gradient_descent_with_momentum():
 def test_separable_losses_go_on_after_the_loss_has_underflowed(loss, outputs):
     x, y = problem(n=6, d=60, classes=max(outputs, 2))
     start = network(60, hidden=(20,), outputs=outputs, scale=(0.1, 1))
-    early, late = (train(start, x, y, loss=loss, steps=steps) for steps in (150, 1000))
+    early, late = (train(start, x, y, loss=loss, steps=n, tolerance=1e-3) for n in (200, 800))
+    assert early.loss < 1e-15
     assert late.history[-1]["log_loss"] < -1000
     assert late.loss == 0
     assert late.accuracy == 1
-    assert late.normalised_margin > 1.02 * early.normalised_margin
-    assert late.kkt_residual < 0.8 * early.kkt_residual
+    assert late.normalised_margin > 1.005 * early.normalised_margin
+    assert late.kkt_residual < early.kkt_residual
 
 
 def test_logarithmic_loss_and_its_gradient_agree_with_the_plain_ones():
@@ -98,7 +99,7 @@ def test_cross_entropy_is_that_of_torch():
 
 def test_kkt_residual_and_margin_are_what_they_say():
     x, y = problem(dtype=torch.float64)
-    fit = train(network(hidden=(30,)).double(), x, y, loss="logistic", steps=400)
+    fit = train(network(hidden=(30,)).double(), x, y, loss="logistic", steps=80)
     parameters = list(fit.model.parameters())
     margins = y * fit.model(x)[:, 0]
     weights = torch.sigmoid(-margins).detach()

@@ -95,7 +95,7 @@ def train(
     loss: LossName = "squared",
     steps: int = 10_000,
     learning_rate: float | None = None,
-    momentum: float = 0.9,
+    momentum: float = 0.95,
     weight_decay: float = 0.0,
     tolerance: float | None = None,
     record_every: int = 50,
@@ -222,7 +222,7 @@ class _Problem:
         the maximum margin, where the weights have to grow many times over, and where weight decay will have
         the weights forget their way.
         """
-        return 0.0005 if self.loss == "squared" and not self.decay else 0.02
+        return 0.00025 if self.loss == "squared" and not self.decay else 0.02
 
     @property
     def default_tolerance(self) -> float:
