@@ -40,3 +40,15 @@ class DivergenceError(PalimpsestError):
 
 class CheckpointError(PalimpsestError):
     """A saved state that cannot be read, or belongs to another problem."""
+
+
+class DataError(PalimpsestError):
+    """Data files that are missing, damaged, or too few for what was asked."""
+
+
+class TrainingDivergedError(PalimpsestError):
+    """Training left the finite numbers."""
+
+    def __init__(self, step: int, advice: str) -> None:
+        self.step = step
+        super().__init__(f"training became non-finite at step {step}; {advice}")

@@ -1,0 +1,66 @@
+"""Arrays of your own: an ``.npz`` file with ``images`` and ``labels``."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from numpy.lib import format as npy
+
+from palimpsest.datasets import files
+from palimpsest.datasets.base import Source
+from palimpsest.errors import DataError
+
+HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+
+
+def read(path: Path) -> Source:
+    """Images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, bytes or in [0, 1]; whole labels."""
+    try:
+        with files.reading(path), zipfile.ZipFile(path) as archive:
+            images, labels = (_array(archive, path, name) for name in ("images", "labels"))
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the latter two: encrypted
+        raise DataError(f"{path} is no readable .npz file; write it again with numpy.savez") from error
+    images = _channels_first(path, images)
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iub":
+        raise DataError(f"{path} must have one whole-numbered label per image, shape ({len(images)},)")
+    values, indices = np.unique(labels, return_inverse=True)
+    if len(values) < 2:
+        raise DataError(f"{path} has {len(values)} class(es); give images of at least two")
+    return Source.of_two(images, indices.astype(np.int64), tuple(str(v) for v in values.tolist()))
+
+
+def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
+    """One array, its header believed only when the content has exactly the size it announces."""
+    try:
+        member = archive.getinfo(f"{name}.npy")
+    except KeyError:
+        raise DataError(f"{path} has no array {name!r}; save it with images=... and labels=...") from None
+    with archive.open(member) as stream:
+        try:
+            shape, fortran, dtype = HEADERS[npy.read_magic(stream)](stream)
+        except (KeyError, ValueError) as error:
+            raise DataError(f"{path} has an unreadable array {name!r}; write it again") from error
+        if dtype.hasobject:
+            raise DataError(f"{path} stores {name!r} as Python objects, never read; save plain numbers")
+        announced = math.prod(shape) * dtype.itemsize
+        content = files.read_up_to(stream, announced + 1)
+    if len(content) != announced:
+        raise DataError(f"{path} announces {announced} bytes of {name!r} but has others; write it again")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
+def _channels_first(path: Path, images: np.ndarray) -> np.ndarray:
+    if images.ndim == 3:
+        images = images[:, None]
+    if images.ndim != 4:
+        raise DataError(f"{path} has images of shape {images.shape}; give (N, H, W) or (N, C, H, W)")
+    if images.shape[1] not in (1, 3) and images.shape[3] in (1, 3):
+        images = np.moveaxis(images, 3, 1)
+    if images.dtype == np.uint8:
+        return images
+    if images.dtype.kind != "f" or not np.all((images >= 0) & (images <= 1)):  # NaN fails both comparisons
+        raise DataError(f"{path} must have images of bytes, or of floating point numbers in [0, 1]")
+    return images

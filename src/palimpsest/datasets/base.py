@@ -1,0 +1,198 @@
+"""What a data set is, and how training and held-out images are drawn from it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palimpsest.errors import DataError, InvalidInputError
+
+ENVIRONMENT = "PALIMPSEST_DATA"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Everything that a data set has to offer, before sampling.
+
+    Args:
+        images: ``(N, C, H, W)``, either bytes or floating point numbers in [0, 1].
+        labels: ``(N,)``, the class of each image, 0…C−1.
+        classes: the name of each class.
+        positive: the classes that are +1 in the two-class task; None if there is no natural one.
+        sides: names of the two sides of that task, −1 first.
+    """
+
+    images: np.ndarray
+    labels: np.ndarray
+    classes: tuple[str, ...]
+    positive: frozenset[int] | None = None
+    sides: tuple[str, str] = ("negative", "positive")
+
+    @classmethod
+    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Source:
+        """A source whose two-class task, if it has exactly two classes, is to tell them apart."""
+        if len(classes) != 2:
+            return cls(images, labels, classes)
+        return cls(images, labels, classes, positive=frozenset({1}), sides=(classes[0], classes[1]))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Images ``(N, C, H, W)`` in [0, 1], float32, and their labels: ±1, or 0…C−1 (int64)."""
+
+    images: Tensor
+    labels: Tensor
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    """Training images, held-out images of the same kind, and the mean that is subtracted before training.
+
+    Args:
+        name: what was loaded.
+        train: the images to train on.
+        held_out: images of the same classes, none of which equals a training image.
+        mean: ``(C, H, W)``, the mean over training *and* held-out images. A mean over the training images
+            alone would contain a trace of each of them, and of no held-out image, before any training.
+        classes: names of the labels; for ±1 the name of −1 comes first.
+    """
+
+    name: str
+    train: Split
+    held_out: Split
+    mean: Tensor
+    classes: tuple[str, ...]
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.train.images.shape[1:])
+
+    def centred(self, images: Tensor) -> Tensor:
+        """Images as the network sees them: x − mean."""
+        return images - self.mean.to(images)
+
+
+SOURCES: dict[str, Callable[[Path | None], Source]] = {}
+
+
+def register(name: str) -> Callable[[Callable[[Path | None], Source]], Callable[[Path | None], Source]]:
+    """Make a function from a data folder (or None) to a `Source` known to `load` under a name."""
+
+    def add(read: Callable[[Path | None], Source]) -> Callable[[Path | None], Source]:
+        SOURCES[name] = read
+        return read
+
+    return add
+
+
+def names() -> tuple[str, ...]:
+    """The data sets that `load` knows by name.
+
+    >>> names()
+    ('cifar10', 'digits', 'faces', 'mnist')
+    """
+    return tuple(sorted(SOURCES))
+
+
+def load(
+    name: str | Path,
+    *,
+    per_class: int = 20,
+    held_out_per_class: int | None = None,
+    seed: int = 0,
+    task: Literal["binary", "classes"] | None = None,
+    data_root: str | Path | None = None,
+) -> DataSet:
+    """A balanced sample to train on and a held-out one, disjoint also in what the images show.
+
+    Args:
+        name: one of `names`, a folder with one sub-folder of PNG or JPEG images per class, or an ``.npz``
+            file with the arrays ``images`` and ``labels``.
+        per_class: how many training images of each class.
+        held_out_per_class: how many held-out images of each class; as many as training images unless given.
+        seed: the same seed gives the same images.
+        task: ``"binary"`` for labels ±1, ``"classes"`` for 0…C−1; binary where it has a meaning unless given.
+        data_root: folder with the official files of ``mnist`` and ``cifar10``, or else the environment
+            variable PALIMPSEST_DATA; without either they are downloaded once and kept.
+
+    >>> data = load("digits", per_class=5, held_out_per_class=8)
+    >>> data.image_shape, len(data.train), len(data.held_out), data.classes
+    ((1, 8, 8), 10, 16, ('even', 'odd'))
+    >>> data.train.labels.tolist()
+    [-1, -1, -1, -1, -1, 1, 1, 1, 1, 1]
+    """
+    held_out_per_class = per_class if held_out_per_class is None else held_out_per_class
+    if per_class < 1 or held_out_per_class < 1:
+        raise InvalidInputError("per_class and held_out_per_class must be at least 1")
+    source = _read(name, data_root)
+    labels, values, classes = _targets(source, task)
+    rows = _draw(source.images, labels, (per_class, held_out_per_class), seed, classes)
+    train, held_out = (Split(_unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
+    mean = torch.cat([train.images, held_out.images]).mean(0)
+    return DataSet(str(name), train, held_out, mean, classes)
+
+
+def _read(name: str | Path, data_root: str | Path | None) -> Source:
+    from palimpsest.datasets import arrays, folder
+
+    if name in SOURCES:
+        root = data_root or os.environ.get(ENVIRONMENT)
+        return SOURCES[str(name)](Path(root).expanduser() if root else None)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return folder.read(path)
+    if path.suffix == ".npz":
+        return arrays.read(path)
+    raise DataError(f"there is no data set {str(name)!r}; choose {', '.join(names())}, a folder with one"
+                    " sub-folder of images per class, or an .npz file")  # fmt: skip
+
+
+def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Index of each image's class in the task, the label value of each index, the name of each index."""
+    if task not in (None, "binary", "classes"):
+        raise InvalidInputError(f"task is {task!r}; choose 'binary' or 'classes'")
+    if task == "classes" or (task is None and source.positive is None):
+        return source.labels, np.arange(len(source.classes)), source.classes
+    if source.positive is None:
+        raise InvalidInputError(f"{len(source.classes)} classes have no binary task; use task='classes'")
+    return np.isin(source.labels, list(source.positive)).astype(np.int64), np.array([-1, 1]), source.sides
+
+
+def _draw(
+    images: np.ndarray, labels: np.ndarray, counts: tuple[int, int], seed: int, classes: tuple[str, ...]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Rows for training and rows held out; an image that occurs twice is drawn at most once."""
+    rng = np.random.default_rng(seed)
+    seen: set[bytes] = set()
+    drawn: tuple[list[int], list[int]] = ([], [])
+    for index, name in enumerate(classes):
+        rows: list[int] = []
+        for row in rng.permutation(np.flatnonzero(labels == index)):
+            if len(rows) == sum(counts):
+                break
+            content = (images[row] + 0.0).tobytes()  # + 0.0: −0 and 0 are the same pixel
+            if content not in seen:
+                seen.add(content)
+                rows.append(int(row))
+        if len(rows) < sum(counts):
+            raise DataError(f"class {name!r} has {len(rows)} different images but {counts[0]} for training"
+                            f" and {counts[1]} held out were asked for; ask for fewer per class")  # fmt: skip
+        drawn[0].extend(rows[: counts[0]])
+        drawn[1].extend(rows[counts[0] :])
+    return np.array(drawn[0]), np.array(drawn[1])
+
+
+def _unit(images: np.ndarray) -> Tensor:
+    """Float32 images in [0, 1]; bytes are divided by 255."""
+    scale = 255 if images.dtype == np.uint8 else 1
+    return torch.from_numpy(images.astype(np.float32) / np.float32(scale))

@@ -1,0 +1,127 @@
+"""Reading files that may be missing, damaged or hostile: never more memory than the real content is worth."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import math
+import tarfile
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from palimpsest.errors import DataError
+
+IDX_LIMIT = 1 << 26  # 64 MiB; the largest MNIST file has 45 MiB
+CHUNK = 1 << 20
+
+
+@contextlib.contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn every way in which reading can fail into one sentence."""
+    try:
+        yield
+    except (zlib.error, gzip.BadGzipFile, tarfile.TarError, EOFError) as error:
+        raise DataError(f"{path} is damaged ({error}); fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
+
+
+def find(folders: Iterable[Path], *file_names: str) -> Path | None:
+    """The first of the named files that is in one of the folders."""
+    for path in (folder / name for folder in folders for name in file_names):
+        with reading(path):
+            if path.is_file():
+                return path
+    return None
+
+
+class Readable(Protocol):
+    """What gives bytes: a file, a gzipped file, a file inside an archive."""
+
+    def read(self, size: int, /) -> bytes: ...
+
+
+def read_up_to(stream: Readable, limit: int) -> bytes:
+    """At most `limit` bytes, piece by piece, so that memory follows what is there, not what is announced."""
+    pieces = []
+    while limit > 0 and (piece := stream.read(min(CHUNK, limit))):
+        pieces.append(piece)
+        limit -= len(piece)
+    return b"".join(pieces)
+
+
+def read_bytes(path: Path, *, limit: int) -> bytes:
+    """A whole file, refused when it is longer than `limit`."""
+    with reading(path), path.open("rb") as stream:
+        content = read_up_to(stream, limit + 1)
+    if len(content) > limit:
+        raise DataError(f"{path} is longer than the {limit} bytes its format allows; use the official file")
+    return content
+
+
+def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
+    """An array of bytes in the idx format, gzipped or not.
+
+    The header is four bytes (0, 0, 8 for unsigned bytes, number of dimensions), then each dimension as a
+    big-endian 32-bit integer. It is believed only after the content turned out to have exactly that size.
+    """
+    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+        header = stream.read(4 + 4 * dimensions)
+        if len(header) < 4 + 4 * dimensions:
+            raise DataError(f"{path} is truncated inside its header; fetch it again")
+        if header[:4] != bytes((0, 0, 8, dimensions)):
+            raise DataError(f"{path} is no idx file of bytes in {dimensions} dimensions (it starts with"
+                            f" {header[:4].hex()}); use the official file")  # fmt: skip
+        shape = tuple(int(n) for n in np.frombuffer(header, ">u4", offset=4))
+        announced = math.prod(shape)
+        if announced > IDX_LIMIT:
+            raise DataError(f"{path} announces {announced} bytes, too many for MNIST; use the official file")
+        content = read_up_to(stream, announced + 1)
+    if len(content) != announced:
+        has = "more" if len(content) > announced else f"only {len(content)}"
+        raise DataError(f"{path} announces {announced} bytes but has {has}; fetch it again")
+    return np.frombuffer(content, np.uint8).reshape(shape)
+
+
+def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str, bytes]:
+    """Some files inside a gzipped tar archive, in order, none longer than `limit`."""
+    contents: dict[str, bytes] = {}
+    with reading(path), tarfile.open(path, "r:gz") as archive:
+        for member in archive:
+            if member.name not in members:
+                continue
+            stream = archive.extractfile(member)
+            if member.size > limit or stream is None:
+                raise DataError(f"{path} has an unexpected {member.name}; use the official archive")
+            contents[member.name] = read_up_to(stream, limit)
+            if len(contents) == len(members):
+                break
+    if missing := [name for name in members if name not in contents]:
+        raise DataError(f"{path} lacks {missing[0]}; use the official archive")
+    return {name: contents[name] for name in members}
+
+
+def download(md5: Mapping[str, str], *, mirrors: Sequence[str]) -> list[Path]:
+    """Files from the first mirror that has them intact, kept in the cache; failure leaves nothing behind."""
+    import pooch
+
+    cache = pooch.os_cache("palimpsest")
+    return [_download(name, checksum, mirrors=mirrors, cache=Path(cache)) for name, checksum in md5.items()]
+
+
+def _download(name: str, md5: str, *, mirrors: Sequence[str], cache: Path) -> Path:
+    import pooch
+
+    reason: Exception | None = None
+    for mirror in mirrors:
+        try:
+            return Path(pooch.retrieve(mirror + name, known_hash=f"md5:{md5}", fname=name, path=cache))
+        except (OSError, ValueError) as error:  # no connection, a broken one, or another checksum
+            reason = error
+    damaged = isinstance(reason, ValueError) and not isinstance(reason, OSError)
+    why = "has a wrong checksum" if damaged else f"could not be fetched ({type(reason).__name__})"
+    raise DataError(f"{name} {why}; try again, or put it into a data root by hand") from reason

@@ -1,0 +1,64 @@
+"""A folder of your own: one sub-folder per class, PNG or JPEG images of one size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from palimpsest.datasets import files
+from palimpsest.datasets.base import Source
+from palimpsest.errors import DataError
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+GREY = ("1", "L")
+COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr", "LA", "PA")
+
+
+def read(root: Path) -> Source:
+    """Every image below ``root``, classes in alphabetical order; grey only if all images are grey."""
+    folders = [path for path in _entries(root) if path.is_dir()]
+    if len(folders) < 2:
+        raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
+    images: list[np.ndarray] = []
+    labels: list[int] = []
+    for label, folder in enumerate(folders):
+        paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
+        if not paths:
+            raise DataError(f"{folder} has no PNG or JPEG image; put some there or remove it")
+        for path in paths:
+            image = _read_image(path)
+            if images and image.shape[:2] != images[0].shape[:2]:
+                raise DataError(f"{path} has another size than the images before it; bring all to one size")
+            images.append(image)
+            labels.append(label)
+    grey = all(image.ndim == 2 for image in images)
+    stack = np.stack([image[None] if grey else _colour(image) for image in images])
+    return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders))
+
+
+def _entries(folder: Path) -> list[Path]:
+    """What is in a folder, hidden files left out."""
+    with files.reading(folder):
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _colour(image: np.ndarray) -> np.ndarray:
+    return np.stack([image] * 3) if image.ndim == 2 else image.transpose(2, 0, 1)
+
+
+def _read_image(path: Path) -> np.ndarray:
+    """Bytes, ``(H, W)`` for grey images and ``(H, W, 3)`` for the others."""
+    from PIL import Image
+
+    try:
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            image.verify()  # checks what decoding does not, but leaves the file unusable
+        with Image.open(path, formats=("PNG", "JPEG")) as image:
+            mode = image.mode
+            pixels = np.array(image.convert("L" if mode in GREY else "RGB"))
+    except Exception as error:  # decoders raise anything at all on damaged bytes
+        raise DataError(f"{path} is no readable PNG or JPEG image; replace or remove it") from error
+    if mode not in GREY + COLOUR:
+        raise DataError(f"{path} has pixels of kind {mode!r}; save it with 8 bits per channel")
+    return pixels

@@ -1,0 +1,17 @@
+"""How well were the training images recovered, and does that prove that they leaked?"""
+
+from palimpsest.scoring import matching, metrics, verdict
+from palimpsest.scoring.scores import ImageScores, Score, score
+from palimpsest.scoring.verdict import Outcome, Verdict, judge
+
+__all__ = [
+    "ImageScores",
+    "Outcome",
+    "Score",
+    "Verdict",
+    "judge",
+    "matching",
+    "metrics",
+    "score",
+    "verdict",
+]

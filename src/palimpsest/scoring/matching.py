@@ -1,0 +1,67 @@
+"""Which candidate stands for which image?
+
+Every rule reads a matrix of similarities ``(images, candidates)`` and treats all images alike, whether they
+were
+trained on or held out: images compete for candidates in one pool. That is what makes the two comparable.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+MatchingRule = Literal["nearest", "best-buddies", "one-to-one"]
+UNMATCHED = -1
+
+
+def match(similarity: Tensor, *, rule: MatchingRule = "nearest") -> Tensor:
+    """The candidate of each image, −1 for an image that gets none.
+
+    Args:
+        similarity: ``(n, k)``, larger is more alike.
+        rule: ``"nearest"``: the most similar candidate, which may serve several images, as in the literature.
+            ``"best-buddies"``: the most similar of those candidates whose own most similar image this one is.
+            ``"one-to-one"``: the assignment with the largest total similarity, each candidate used at most
+            once.
+
+    >>> s = torch.tensor([[0.9, 0.8], [0.7, 0.1], [0.2, 0.3]])
+    >>> [match(s, rule=r).tolist() for r in ("nearest", "best-buddies", "one-to-one")]
+    [[0, 0, 1], [0, -1, -1], [1, 0, -1]]
+    """
+    if rule == "one-to-one":
+        rows, columns = linear_sum_assignment(similarity.cpu().numpy(), maximize=True)
+        index = torch.full((len(similarity),), UNMATCHED)
+        index[torch.from_numpy(rows)] = torch.from_numpy(columns)
+        return index.to(similarity.device)
+    best, index = eligible(similarity, rule=rule).max(1)
+    return index.masked_fill(best == -torch.inf, UNMATCHED)
+
+
+def eligible(similarity: Tensor, *, rule: MatchingRule) -> Tensor:
+    """The similarities with −∞ where the rule does not let a candidate stand for an image."""
+    if rule == "nearest":
+        return similarity
+    if rule == "best-buddies":
+        mine = torch.arange(len(similarity), device=similarity.device)[:, None] == similarity.argmax(0)
+        return similarity.masked_fill(~mine, -torch.inf)
+    raise InvalidInputError(f"matching is {rule!r}; choose 'nearest', 'best-buddies' or 'one-to-one'")
+
+
+def vote(candidates: Tensor, similarity: Tensor, *, rule: MatchingRule, ratio: float = 1.1) -> Tensor:
+    """For each image the mean of the candidates about as near to it as the nearest one, ``(n, …)``.
+
+    Those are the candidates that the rule allows whose distance 1 − similarity is at most ``ratio`` times the
+    least. An image without a candidate gets zeros.
+    """
+    if rule == "one-to-one":
+        raise InvalidInputError("one-to-one matching gives one candidate per image; vote with another rule")
+    distance = 1 - eligible(similarity, rule=rule)
+    nearest = distance.amin(1, keepdim=True)
+    voters = ((distance <= ratio * nearest) & distance.isfinite()).to(candidates)
+    mean = voters @ candidates.flatten(1) / voters.sum(1, keepdim=True).clamp_min(1)
+    return mean.view(-1, *candidates.shape[1:])

@@ -1,0 +1,145 @@
+"""How alike are two images? Four answers, each a pure function of batches ``(N, C, H, W)``.
+
+Everything is computed in double precision: the variances inside SSIM are small differences of large numbers.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+WINDOW = 11
+SIGMA = 1.5
+K1, K2 = 0.01, 0.03  # the constants of Wang et al. (2004)
+
+
+def l2(a: Tensor, b: Tensor) -> Tensor:
+    """‖a_i − b_i‖ for each pair.
+
+    >>> l2(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
+    tensor([2., 2.], dtype=torch.float64)
+    """
+    _check(a, b)
+    return (a.double() - b.double()).flatten(1).norm(dim=1)
+
+
+def psnr(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
+    """Peak signal-to-noise ratio 10 log₁₀(R²/mean (a − b)²) in dB for each pair; infinite if equal."""
+    _check(a, b)
+    return 10 * torch.log10(data_range**2 / (a.double() - b.double()).square().flatten(1).mean(1))
+
+
+def pairwise_ncc(a: Tensor, b: Tensor) -> Tensor:
+    """Normalised cross-correlation of each a_i with each b_j: the cosine after subtracting each image's mean.
+
+    A constant image correlates with nothing: its row or column is 0.
+
+    >>> x = torch.rand(3, 1, 5, 5)
+    >>> torch.allclose(pairwise_ncc(x, 7 * x - 2).diagonal(), torch.ones(3).double())
+    True
+    """
+    _check(a, b, paired=False)
+    return _standardise(a) @ _standardise(b).T
+
+
+def ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
+    """Structural similarity of each pair, mean over channels and positions.
+
+    With Gaussian-weighted local means μ, variances σ² and covariance σ_ab over an 11×11 window with σ = 1.5,
+
+        SSIM = (2μ_aμ_b + c₁)(2σ_ab + c₂) / ((μ_a² + μ_b² + c₁)(σ_a² + σ_b² + c₂)),   c_i = (K_i ·
+        data_range)².
+
+    Border: only positions at which the whole window lies inside the image. In images smaller than the window
+        it
+    shrinks to the largest odd size that fits. The variances are those of the window, without n/(n − 1).
+
+    >>> x = torch.rand(2, 3, 16, 16)
+    >>> ssim(x, x)
+    tensor([1., 1.], dtype=torch.float64)
+    """
+    _check(a, b)
+    a, b = a.double(), b.double()
+    return _ssim(_moments(a), _moments(b), _blur(a * b), data_range)
+
+
+def pairwise_ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0, chunk: int = 4096) -> Tensor:
+    """SSIM of each a_i with each b_j, ``(len(a), len(b))``, about ``chunk`` pairs at a time."""
+    _check(a, b, paired=False)
+    a, b = a.double(), b.double()
+    moments = _moments(b)
+    rows = max(1, chunk // max(1, len(b)))
+    result = [
+        _ssim(_moments(part), moments, _blur(part * b), data_range)
+        for part in (a[i : i + rows].unsqueeze(1) for i in range(0, len(a), rows))
+    ]
+    return torch.cat(result) if result else a.new_zeros(0, len(b))
+
+
+def minmax(images: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
+    """Each image stretched so that its least value is ``low`` and its largest ``high``; constant ones become
+    ``low``.
+
+    >>> minmax(torch.tensor([[[[1.0, 3.0]]]]))
+    tensor([[[[0., 1.]]]])
+    """
+    least, largest = images.flatten(1).aminmax(dim=1)
+    shape = (-1,) + (1,) * (images.ndim - 1)
+    span = (largest - least).clamp_min(torch.finfo(images.dtype).tiny)
+    return low + (high - low) * ((images - least.view(shape)) / span.view(shape))
+
+
+def gaussian_blur(images: Tensor, *, sigma: float) -> Tensor:
+    """Each image blurred by a Gaussian of that width; the weights inside the image sum to 1."""
+    vertical, horizontal = (_gaussian(n, n, sigma, images) for n in images.shape[-2:])
+    return vertical @ images @ horizontal.T
+
+
+def _ssim(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], second: Tensor, data_range: float) -> Tensor:
+    c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
+    (μa, va), (μb, vb) = a, b
+    covariance = second - μa * μb
+    map_ = (2 * μa * μb + c1) * (2 * covariance + c2) / ((μa**2 + μb**2 + c1) * (va + vb + c2))
+    return map_.mean((-3, -2, -1))
+
+
+def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Local mean and variance."""
+    mean = _blur(x)
+    return mean, _blur(x * x) - mean**2
+
+
+def _blur(x: Tensor) -> Tensor:
+    """Gaussian-weighted mean over each window inside the image, as a product of small matrices."""
+    window = min(WINDOW, *(n - 1 + n % 2 for n in x.shape[-2:]))
+    vertical, horizontal = (_gaussian(n - window + 1, n, SIGMA, x) for n in x.shape[-2:])
+    return vertical @ x @ horizontal.T
+
+
+def _gaussian(rows: int, columns: int, sigma: float, like: Tensor) -> Tensor:
+    """Row i holds weights around column i + (columns − rows)/2, in a band if rows are fewer."""
+    offset = (columns - rows) / 2
+    i, j = torch.arange(rows).double()[:, None], torch.arange(columns).double()
+    distance = (j - i - offset).abs()
+    weights = torch.exp(-(distance**2) / (2 * sigma**2))
+    if rows < columns:
+        weights = weights.masked_fill(distance > offset, 0)
+    return (weights / weights.sum(1, keepdim=True)).to(like)
+
+
+def _standardise(x: Tensor) -> Tensor:
+    x = x.double().flatten(1)
+    x = x - x.mean(1, keepdim=True)
+    norm = x.norm(dim=1, keepdim=True)
+    flat = norm <= 1e-12 * math.sqrt(x.shape[1])
+    return torch.where(flat, 0.0, x / norm.masked_fill(flat, 1.0))
+
+
+def _check(a: Tensor, b: Tensor, *, paired: bool = True) -> None:
+    if a.ndim != 4 or b.ndim != 4 or a.shape[1:] != b.shape[1:] or (paired and len(a) != len(b)):
+        raise InvalidInputError(f"images of shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be compared;"
+                                " give (N, C, H, W) of the same size")  # fmt: skip

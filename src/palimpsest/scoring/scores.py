@@ -1,0 +1,186 @@
+"""Candidates against images: match, measure, judge."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.scoring import metrics
+from palimpsest.scoring.matching import UNMATCHED, MatchingRule, match, vote
+from palimpsest.scoring.verdict import Verdict, judge
+
+BETTER = 0.01  # by how much SSIM must exceed that of a trivial version
+BLUR = 1 / 8  # width of the blur that counts as trivial, as a fraction of the image's shorter side
+
+
+class Reconstruction(Protocol):
+    """Anything with candidates, as the network sees images."""
+
+    @property
+    def images(self) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class ImageScores:
+    """How well each image is matched; tensors ``(n,)``, on the CPU.
+
+    Args:
+        match: index of its candidate, −1 if the matching rule left it none; it is then compared with the
+            mean.
+        ncc: normalised cross-correlation with the candidate, as the network sees both.
+        ssim, l2, psnr: against the candidate min–max scaled to the range of the images, as in the literature.
+        ssim_as_is, l2_as_is, psnr_as_is: against the candidate as it is.
+        trivial: the best SSIM that a trivial version of the image reaches: constant, mean image, or
+            blurred by an eighth of its size, before or after centring. A match below that shows no detail of
+            it.
+    """
+
+    match: Tensor
+    ncc: Tensor
+    ssim: Tensor
+    l2: Tensor
+    psnr: Tensor
+    ssim_as_is: Tensor
+    l2_as_is: Tensor
+    psnr_as_is: Tensor
+    trivial: Tensor
+
+    @property
+    def evidence(self) -> Tensor:
+        """What the verdict judges: SSIM, less 1 (so at most 0) where the match is no better than trivial."""
+        return self.ssim - (self.ssim <= self.trivial + BETTER).to(self.ssim)
+
+
+@dataclass(frozen=True)
+class Score(ImageScores):
+    """The scores of the training images, those of the held-out images, and the verdict.
+
+    Args:
+        recovered: ``(n,)``, which training images the verdict counts.
+        held_out: the same scores for the held-out images, if there are any.
+        verdict: what may be claimed.
+        matching: the rule that chose the candidates.
+        voting: whether near candidates were averaged.
+        value_range: the range to which candidates were min–max scaled.
+    """
+
+    recovered: Tensor
+    held_out: ImageScores | None
+    verdict: Verdict
+    matching: MatchingRule
+    voting: bool
+    value_range: tuple[float, float]
+
+
+def score(
+    reconstruction: Reconstruction | Tensor,
+    images: Tensor,
+    *,
+    held_out: Tensor | None = None,
+    mean: Tensor | None = None,
+    matching: MatchingRule = "nearest",
+    voting: bool = False,
+    confidence: float = 0.99,
+) -> Score:
+    """Score candidates against the training images and judge, on held-out ones, whether they leaked.
+
+    Args:
+        reconstruction: candidates ``(k, C, H, W)`` as the network sees images, or an object with such
+            ``.images``.
+        images: the training images ``(n, C, H, W)``.
+        held_out: images of the same kind that were not trained on, drawn like the training images; more is
+            better. Without them the verdict is uncalibrated.
+        mean: what was subtracted from the images before training, if ``images`` and ``held_out`` are given
+            without that. It is added to the candidates where they are shown, and subtracted from the images
+            where they are matched. None if all are in the same space already.
+        matching: how candidates are chosen, by normalised cross-correlation; see
+            `palimpsest.scoring.matching`.
+        voting: compare with the mean of the candidates about as near as the nearest.
+        confidence: of the claim and its intervals.
+
+    >>> from palimpsest import datasets
+    >>> data = datasets.load("faces")
+    >>> _ = torch.manual_seed(0)
+    >>> candidates = data.centred(data.train.images) + 0.05 * torch.randn(40, 1, 25, 25)
+    >>> result = score(candidates, data.train.images, held_out=data.held_out.images, mean=data.mean)
+    >>> result.verdict.outcome.value, result.verdict.recovered
+    ('leakage', 23)
+    """
+    candidates = reconstruction if isinstance(reconstruction, Tensor) else reconstruction.images
+    candidates = candidates.detach().double()
+    others = images[:0] if held_out is None else held_out
+    _check(candidates, images, others)
+    pool = torch.cat([images.detach().to(candidates), others.detach().to(candidates)])
+    shift = torch.zeros_like(pool[0]) if mean is None else mean.detach().to(candidates)
+    value_range = _value_range(pool)
+
+    similarity = metrics.pairwise_ncc(pool - shift, candidates)
+    index = match(similarity, rule=matching)
+    matched = vote(candidates, similarity, rule=matching) if voting else candidates[index.clamp_min(0)]
+    matched = matched.masked_fill((index == UNMATCHED).view(-1, 1, 1, 1), 0.0)
+    trivial = _trivial(pool, pool.mean(0) if mean is None else shift, value_range)
+    table = _measure(pool, matched + shift, value_range)
+    table |= {"match": index, "ncc": _correlation(similarity, index), "trivial": trivial}
+
+    parts = slice(len(images)), slice(len(images), None)
+    trained, unseen = (ImageScores(**{k: v[part].cpu() for k, v in table.items()}) for part in parts)
+    verdict = judge(trained.evidence, unseen.evidence, confidence=confidence)
+    return Score(
+        **vars(trained),
+        recovered=trained.evidence > verdict.threshold,
+        held_out=unseen if len(others) else None,
+        verdict=verdict,
+        matching=matching,
+        voting=voting,
+        value_range=value_range,
+    )
+
+
+def _check(candidates: Tensor, images: Tensor, held_out: Tensor) -> None:
+    shapes = {tuple(x.shape[1:]) for x in (candidates, images, held_out)}
+    if len(shapes) > 1 or images.ndim != 4 or not len(candidates) or not len(images):
+        raise InvalidInputError(f"candidates {tuple(candidates.shape)}, images {tuple(images.shape)}, held"
+                                f" out {tuple(held_out.shape)} must be (N, C, H, W) of one size")  # fmt: skip
+    if not all(torch.isfinite(x).all() for x in (candidates, images, held_out)):
+        raise NonFiniteError("candidates or images contain NaN or infinity; remove them before scoring")
+    trained, unseen = ({x.cpu().numpy().tobytes() for x in part} for part in (images, held_out.to(images)))
+    if trained & unseen:
+        raise InvalidInputError("a held-out image is also a training image; hold out images not trained on")
+
+
+def _value_range(pool: Tensor) -> tuple[float, float]:
+    """(0, 1) for images that lie in it, otherwise the range of all images together."""
+    low, high = float(pool.min()), float(pool.max())
+    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
+
+
+def _measure(images: Tensor, matched: Tensor, value_range: tuple[float, float]) -> dict[str, Tensor]:
+    low, high = value_range
+    result = {}
+    for suffix, shown in (("", metrics.minmax(matched, low=low, high=high)), ("_as_is", matched)):
+        result[f"ssim{suffix}"] = metrics.ssim(shown, images, data_range=high - low)
+        result[f"l2{suffix}"] = metrics.l2(shown, images)
+        result[f"psnr{suffix}"] = metrics.psnr(shown, images, data_range=high - low)
+    return result
+
+
+def _trivial(images: Tensor, mean: Tensor, value_range: tuple[float, float]) -> Tensor:
+    """The best SSIM, as it is or scaled, of four images that show nothing fine of this one."""
+    width = BLUR * min(images.shape[-2:])
+    versions = (
+        images.mean((2, 3), keepdim=True).expand_as(images),
+        mean.expand_as(images),
+        metrics.gaussian_blur(images, sigma=width),
+        metrics.gaussian_blur(images - mean, sigma=width) + mean,
+    )
+    tables = [_measure(images, version, value_range) for version in versions]
+    return torch.stack([table[key] for table in tables for key in ("ssim", "ssim_as_is")]).amax(0)
+
+
+def _correlation(similarity: Tensor, index: Tensor) -> Tensor:
+    found = similarity.gather(1, index.clamp_min(0)[:, None])[:, 0]
+    return found.masked_fill(index == UNMATCHED, 0.0)

@@ -1,0 +1,149 @@
+"""Did the training images leak? A claim with a known rate of false alarms.
+
+Members are the training images, held-out images are others of the same kind that were scored in the same way.
+If
+the candidates owe nothing to the training set, the two are exchangeable: each of the orders in which n
+members and m held-out images can be ranked by score is equally likely. Two exact tests of that are made:
+
+- the Mann–Whitney test, which notices that members tend to score higher;
+- the count R of members that score above *every* held-out image, which notices that a few score far higher:
+  P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i).
+
+Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that
+often.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from scipy import optimize, stats
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+EXACT_LIMIT = 40_000  # pairs up to which the Mann–Whitney distribution is computed exactly
+
+
+class Outcome(StrEnum):
+    """What may be claimed."""
+
+    LEAKAGE = "leakage"
+    NO_EVIDENCE = "no evidence"
+    UNCALIBRATED = "uncalibrated"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How much of the training set can be read out of the weights, as far as the scores tell.
+
+    Args:
+        outcome: leakage, no evidence, or uncalibrated.
+        sentence: the same for someone who reads nothing else.
+        recovered: number of members above every held-out image and above their own trivial versions; without
+            a held-out set, the number above their own trivial versions, which proves nothing.
+        total: number of members.
+        interval: confidence interval for how many of them are no chance hits. Its upper end is ``recovered``:
+            an image recovered less well than the luckiest held-out image is not counted.
+        auc: probability that a member scores above a held-out image.
+        auc_interval: its confidence interval (Newcombe's score method).
+        p_value: of the exchangeability of members and held-out images, corrected for making two tests.
+        threshold: the score to beat.
+        confidence: of the intervals and of the claim.
+    """
+
+    outcome: Outcome
+    sentence: str
+    recovered: int
+    total: int
+    interval: tuple[int, int] | None
+    auc: float | None
+    auc_interval: tuple[float, float] | None
+    p_value: float | None
+    threshold: float
+    confidence: float
+
+
+def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99) -> Verdict:
+    """The verdict on scores that are above 0 only where a match is better than trivial.
+
+    Args:
+        members: scores of the n training images.
+        held_out: scores of the m held-out images; m = 0 leaves the verdict uncalibrated.
+        confidence: of the claim and of the intervals.
+
+    >>> import torch
+    >>> judge(torch.linspace(0.2, 0.9, 30), torch.linspace(-0.4, 0.4, 30)).sentence
+    'Leakage: 21 of 30 training images (at least 17 beyond chance) were recovered better than any of 30
+    held-out images; a training image outscores a held-out one with probability 0.96 (0.81 to 0.99).'
+    """
+    if not 0.5 <= confidence < 1:
+        raise InvalidInputError(f"confidence is {confidence}; give a number from 0.5 up to 1, such as 0.99")
+    x, y = (scores.detach().cpu().double().numpy() for scores in (members, held_out))
+    n, m, half = len(x), len(y), (1 - confidence) / 2
+    if m == 0:
+        return _uncalibrated(x, confidence, "no held-out images were given")
+    if 1 / math.comb(n + m, n) > half:  # not even a perfect separation would be beyond chance
+        return _uncalibrated(x, confidence, f"{n} training and {m} held-out images are too few to tell")
+    threshold = max(0.0, float(y.max()))
+    R = int((x > threshold).sum())
+    p_value = min(1.0, 2 * min(_mann_whitney(x, y), _exceedance(R, n, m)))
+    # The fewest true recoveries t that leave the other R − t as a chance hit among n − t exchangeable images.
+    low = next(t for t in range(R + 1) if _exceedance(R - t, n - t, m) > half)
+    auc = float(((x[:, None] > y).mean() + (x[:, None] >= y).mean()) / 2)
+    limits = _auc_interval(auc, n, m, confidence)
+    outcome = Outcome.LEAKAGE if p_value <= 1 - confidence else Outcome.NO_EVIDENCE
+    sentence = _sentence(outcome, R, low, n, m, f"{auc:.2f} ({limits[0]:.2f} to {limits[1]:.2f})")
+    return Verdict(outcome, sentence, R, n, (low, R), auc, limits, p_value, threshold, confidence)
+
+
+def _sentence(outcome: Outcome, R: int, low: int, n: int, m: int, chance: str) -> str:
+    if outcome is Outcome.NO_EVIDENCE:
+        start = f"No evidence of leakage: {R} of {n} training images score above all of {m} held-out images,"
+        end = "as chance can explain"
+    elif low > 0:
+        start = f"Leakage: {R} of {n} training images (at least {low} beyond chance) were recovered better"
+        end = f"than any of {m} held-out images"
+    else:
+        start = f"Leakage: the {n} training images score higher than {m} held-out images,"
+        end = "although no single one stands out beyond chance"
+    return f"{start} {end}; a training image outscores a held-out one with probability {chance}."
+
+
+def _uncalibrated(x: np.ndarray, confidence: float, reason: str) -> Verdict:
+    R = int((x > 0).sum())
+    matched = f"the {R} of {len(x)} training images with a good match"
+    sentence = f"Uncalibrated: {reason}, so {matched} may merely resemble a reconstruction."
+    return Verdict(Outcome.UNCALIBRATED, sentence, R, len(x), None, None, None, None, 0.0, confidence)
+
+
+def _exceedance(r: int, n: int, m: int) -> float:
+    """P(R ≥ r): the r best of n + m exchangeable images are all among the n."""
+    return math.prod((n - i) / (n + m - i) for i in range(r))
+
+
+def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
+    """One-sided p-value of members scoring higher; ties count against them, so the level holds."""
+    scores, held_out = np.concatenate([x, y]), np.repeat([0, 1], [len(x), len(y)])
+    ranks = np.empty(len(scores))
+    ranks[np.lexsort((held_out, scores))] = np.arange(len(scores))
+    method = "exact" if len(x) * len(y) <= EXACT_LIMIT else "asymptotic"
+    a, b = ranks[: len(x)], ranks[len(x) :]
+    return float(stats.mannwhitneyu(a, b, alternative="greater", method=method).pvalue)
+
+
+def _auc_interval(auc: float, n: int, m: int, confidence: float) -> tuple[float, float]:
+    """Newcombe's fifth method: the θ with |auc − θ| ≤ z √V(θ), which stays an interval when auc is 0 or 1."""
+    z = stats.norm.ppf((1 + confidence) / 2)
+    N = (n + m) / 2 - 1
+
+    def beyond(θ: float) -> float:
+        V = θ * (1 - θ) * (1 + N * (1 - θ) / (2 - θ) + N * θ / (1 + θ)) / (n * m)
+        return (auc - θ) ** 2 - z**2 * V
+
+    low = 0.0 if auc == 0 else optimize.brentq(beyond, 0, auc - 1e-12 if auc == 1 else auc)
+    high = 1.0 if auc == 1 else optimize.brentq(beyond, auc + 1e-12 if auc == 0 else auc, 1)
+    return float(low), float(high)

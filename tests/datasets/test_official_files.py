@@ -1,0 +1,187 @@
+"""MNIST and CIFAR-10 from files that are intact, damaged, or lie."""
+
+import gzip
+import io
+import struct
+import tarfile
+import tracemalloc
+
+import numpy as np
+import pytest
+
+from palimpsest import datasets
+from palimpsest.datasets import cifar10, files
+from palimpsest.errors import DataError
+
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (200, 5, 4), dtype=np.uint8)
+LABELS = np.arange(200, dtype=np.uint8) % 10
+
+
+def idx(array, *, shape=None):
+    shape = array.shape if shape is None else shape
+    return bytes((0, 0, 8, len(shape))) + struct.pack(f">{len(shape)}I", *shape) + array.tobytes()
+
+
+def write_mnist(folder, *, part="t10k", images=None, labels=None, packed=True):
+    folder.mkdir(parents=True, exist_ok=True)
+    for kind, content in (("images-idx3", images or idx(IMAGES)), ("labels-idx1", labels or idx(LABELS))):
+        path = folder / f"{part}-{kind}-ubyte{'.gz' if packed else ''}"
+        path.write_bytes(gzip.compress(content) if packed else content)
+
+
+def load_mnist(root):
+    return datasets.load("mnist", per_class=5, data_root=root)
+
+
+@pytest.mark.parametrize("layout", [".", "mnist", "MNIST/raw", "raw"])
+@pytest.mark.parametrize("packed", [True, False])
+def test_mnist_layouts(tmp_path, layout, packed):
+    write_mnist(tmp_path / layout, packed=packed)
+    data = load_mnist(tmp_path)
+    assert data.image_shape == (1, 5, 4)
+    originals = {
+        (image / np.float32(255)).tobytes(): int(label) for image, label in zip(IMAGES, LABELS, strict=True)
+    }
+    for image, label in zip(data.train.images, data.train.labels, strict=True):
+        assert label == (1 if originals[image.numpy().tobytes()] % 2 else -1)
+
+
+def test_mnist_prefers_the_training_part_and_reads_the_environment(tmp_path, monkeypatch):
+    write_mnist(tmp_path, part="train", images=idx(IMAGES[:, :3]))
+    write_mnist(tmp_path, part="t10k")
+    monkeypatch.setenv("PALIMPSEST_DATA", str(tmp_path))
+    assert datasets.load("mnist", per_class=5).image_shape == (1, 3, 4)
+
+
+BAD_IMAGES = {
+    "announces 8000 bytes but has only 4000": idx(IMAGES[:200], shape=(400, 5, 4)),
+    "announces 20 bytes but has more": idx(IMAGES, shape=(1, 5, 4)),
+    "too many for MNIST": idx(IMAGES, shape=(2**32 - 1, 2**32 - 1, 2**32 - 1)),
+    "is no idx file": b"\x00\x00\x0d\x03" + idx(IMAGES)[4:],
+    "truncated inside its header": idx(IMAGES)[:9],
+    "200 labels": idx(IMAGES[:100]),
+}
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("message", BAD_IMAGES)
+def test_mnist_files_that_lie(tmp_path, message, packed):
+    write_mnist(tmp_path, images=BAD_IMAGES[message], packed=packed)
+    with pytest.raises(DataError, match=message) as caught:
+        load_mnist(tmp_path)
+    assert "t10k-" in str(caught.value)
+
+
+def test_a_lying_header_allocates_nothing(tmp_path):
+    path = tmp_path / "lie"
+    path.write_bytes(idx(IMAGES, shape=(60_000, 28, 28)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="but has only"):
+        files.read_idx(path, dimensions=3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2 * files.CHUNK + 100_000
+
+
+def test_a_gzip_bomb_is_read_no_further_than_announced(tmp_path):
+    path = tmp_path / "bomb.gz"
+    path.write_bytes(gzip.compress(idx(IMAGES) + bytes(1 << 27)))
+    tracemalloc.start()
+    with pytest.raises(DataError, match="but has more"):
+        files.read_idx(path, dimensions=3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 24
+
+
+@pytest.mark.parametrize(
+    "damage", [lambda b: b[: len(b) // 2], lambda b: b"not gzip", lambda b: b[:20] + b"\xff" * 40 + b[60:]]
+)
+def test_damaged_gzip(tmp_path, damage):
+    write_mnist(tmp_path)
+    path = tmp_path / "t10k-images-idx3-ubyte.gz"
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(DataError, match=r"t10k-images.*(damaged|announces|no idx)"):
+        load_mnist(tmp_path)
+
+
+def test_missing_files_say_where_to_put_them(tmp_path):
+    with pytest.raises(DataError, match=r"has no MNIST files; put train-images-idx3-ubyte.gz"):
+        load_mnist(tmp_path)
+    write_mnist(tmp_path)
+    (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is missing"):
+        load_mnist(tmp_path)
+    with pytest.raises(DataError, match="has no CIFAR-10 files"):
+        datasets.load("cifar10", data_root=tmp_path)
+
+
+def test_labels_out_of_range(tmp_path):
+    write_mnist(tmp_path, labels=idx(LABELS + 3))
+    with pytest.raises(DataError, match="labels above 9"):
+        load_mnist(tmp_path)
+
+
+def batch(n, seed):
+    records = np.random.default_rng(seed).integers(0, 256, (n, cifar10.RECORD), dtype=np.uint8)
+    records[:, 0] = np.arange(n) % 10
+    return records
+
+
+def write_archive(path, batches):
+    with tarfile.open(path, "w:gz") as archive:
+        for name, content in batches.items():
+            member = tarfile.TarInfo(f"cifar-10-batches-bin/{name}")
+            member.size = len(content)
+            archive.addfile(member, io.BytesIO(content))
+
+
+def test_cifar10_batches(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    folder.mkdir()
+    records = [batch(40, 1), batch(40, 2)]
+    for i, content in enumerate(records, 1):
+        (folder / f"data_batch_{i}.bin").write_bytes(content.tobytes())
+    (folder / "test_batch.bin").write_bytes(batch(40, 3).tobytes())
+    data = datasets.load("cifar10", per_class=3, held_out_per_class=3, task="classes", data_root=tmp_path)
+    assert data.image_shape == (3, 32, 32)
+    stored = {(r[1:] / np.float32(255)).tobytes(): r[0] for r in np.concatenate(records)}
+    for image, label in zip(data.train.images, data.train.labels, strict=True):
+        assert stored[image.numpy().tobytes()] == label
+    binary = datasets.load("cifar10", per_class=6, data_root=tmp_path)
+    for image, label in zip(binary.train.images, binary.train.labels, strict=True):
+        assert label == (1 if stored[image.numpy().tobytes()] in cifar10.VEHICLES else -1)
+
+
+def test_cifar10_archive(tmp_path):
+    path = tmp_path / "cifar-10-binary.tar.gz"
+    write_archive(path, {name: batch(10, i).tobytes() for i, name in enumerate(cifar10.BATCHES)})
+    assert len(datasets.load("cifar10", per_class=10, held_out_per_class=10, data_root=tmp_path).train) == 20
+    write_archive(path, {"data_batch_1.bin": batch(10, 0).tobytes()})
+    with pytest.raises(DataError, match=r"lacks cifar-10-batches-bin/data_batch_2.bin"):
+        datasets.load("cifar10", data_root=tmp_path)
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(DataError, match="damaged"):
+        datasets.load("cifar10", data_root=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (batch(3, 0).tobytes()[:-1], "truncated"),
+        (b"", "truncated"),
+        (np.full(cifar10.RECORD, 77, np.uint8).tobytes(), "labels above 9"),
+    ],
+)
+def test_cifar10_batches_that_are_none(tmp_path, content, message):
+    (tmp_path / "data_batch_1.bin").write_bytes(content)
+    with pytest.raises(DataError, match=f"data_batch_1.bin.*{message}"):
+        datasets.load("cifar10", data_root=tmp_path)
+
+
+def test_cifar10_batch_longer_than_the_format_allows(tmp_path, monkeypatch):
+    monkeypatch.setattr(cifar10, "LIMIT", 2 * cifar10.RECORD)
+    (tmp_path / "data_batch_1.bin").write_bytes(batch(3, 0).tobytes())
+    with pytest.raises(DataError, match="longer than"):
+        datasets.load("cifar10", data_root=tmp_path)
