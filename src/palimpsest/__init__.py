@@ -1,13 +1,15 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
-from palimpsest import errors, networks, optimisers, priors, splitting, storage
+from palimpsest import datasets, errors, networks, optimisers, priors, scoring, splitting, storage
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
 from palimpsest.objectives import KKT, NTK, MulticlassKKT
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction, reconstruct
+from palimpsest.scoring import score
 from palimpsest.splitting import Splitting
+from palimpsest.training import train
 
 __version__ = "0.1.0"
 __all__ = [
@@ -20,12 +22,16 @@ __all__ = [
     "Subspace",
     "__version__",
     "certify",
+    "datasets",
     "errors",
     "networks",
     "optimisers",
     "priors",
     "reconstruct",
+    "score",
+    "scoring",
     "span",
     "splitting",
     "storage",
+    "train",
 ]
