@@ -27,9 +27,7 @@ class Flat(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.body = nn.Sequential(
-            nn.Linear(10, 60), nn.BatchNorm1d(60), nn.Tanh(), nn.Dropout(0.5), nn.Linear(60, 1)
-        )
+        self.body = nn.Sequential(nn.Linear(10, 60), nn.BatchNorm1d(60), nn.Tanh(), nn.Dropout(0.5), nn.Linear(60, 1))
 
     def forward(self, x):
         return self.body(x)[:, 0]
@@ -158,9 +156,7 @@ def test_any_network_in_evaluation_mode():
 def test_convolutions_on_images():
     torch.manual_seed(0)
     layers = [nn.Conv2d(1, 4, 3), nn.ReLU(inplace=True), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(36, 3)]
-    fit = train(
-        nn.Sequential(*layers), torch.rand(9, 1, 8, 8), torch.arange(9) % 3, loss="cross_entropy", steps=300
-    )
+    fit = train(nn.Sequential(*layers), torch.rand(9, 1, 8, 8), torch.arange(9) % 3, loss="cross_entropy", steps=300)
     assert fit.accuracy == 1
     assert fit.kkt_residual < fit.history[0]["kkt_residual"]
 

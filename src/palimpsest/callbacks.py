@@ -9,6 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
+from palimpsest.errors import InvalidInputError
 from palimpsest.state import State
 
 
@@ -82,3 +83,27 @@ class Progress(Callback):
     def on_end(self, state: State) -> None:
         self.bar.update(state.step - self.bar.n)
         self.bar.close()
+
+
+class TensorBoard(Callback):
+    """Writes the curves for TensorBoard (an optional dependency)."""
+
+    def __init__(self, folder: Path) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise InvalidInputError(
+                "TensorBoard is not installed; run pip install tensorboard, or do without it"
+            ) from error
+        self.writer = SummaryWriter(str(folder))
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        for name in ("loss", "objective", "gradient", "rate", "sharpness", "candidates", "eta"):
+            if name in entry:
+                self.writer.add_scalar(name, entry[name], state.step)
+
+    def on_stop(self, state: State) -> None:
+        self.writer.close()
+
+    def on_end(self, state: State) -> None:
+        self.writer.close()

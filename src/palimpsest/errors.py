@@ -52,3 +52,7 @@ class TrainingDivergedError(PalimpsestError):
     def __init__(self, step: int, advice: str) -> None:
         self.step = step
         super().__init__(f"training became non-finite at step {step}; {advice}")
+
+
+class RunFolderError(PalimpsestError):
+    """A run folder that is missing, in use, of another version, or damaged."""

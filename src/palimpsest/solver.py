@@ -178,8 +178,7 @@ class Solver:
 
     def _record(self, state: State, L: Tensor, penalty: Tensor, dx: Tensor, first_bad: Tensor) -> dict[str, Any]:
         """One entry of the history. The only place of Phase I that waits for the device."""
-        if (bad := int(first_bad)) >= 0:
-            raise DivergenceError(bad, "lower the learning rate, or check the scale of the weights")
+        _require_finite(first_bad)
         T2 = float(self._T2)
         return {
             "step": state.step,
@@ -211,6 +210,7 @@ class Solver:
 
     def _split(self, state: State, ended: Outcome) -> State:
         policy = self.settings.splitting
+        _require_finite(torch.where(state.x.isfinite().all(), state.first_bad, state.step))
         if policy is None or state.round >= self.rounds:
             return replace(state, outcome=ended)
         generator = torch.Generator()
@@ -292,3 +292,8 @@ class Solver:
         """‖T‖² · prior, with its gradients in the candidates' coordinates and in the multipliers."""
         value, d_images, dλ = self.prior.value_and_gradients(self.where.images(x), multipliers)
         return self._T2 * value, self._T2 * self.where.pulled_back(d_images), self._T2 * dλ
+
+
+def _require_finite(first_bad: Tensor) -> None:
+    if (step := int(first_bad)) >= 0:
+        raise DivergenceError(step, "lower the learning rate, or check the scale of the weights")

@@ -161,9 +161,7 @@ def train(
     return problem.fit(state, initial, history, tolerance)
 
 
-def _check(
-    loss: str, steps: int, rate: float | None, momentum: float, decay: float, tolerance: float | None
-) -> None:
+def _check(loss: str, steps: int, rate: float | None, momentum: float, decay: float, tolerance: float | None) -> None:
     if loss not in ("squared", "logistic", "cross_entropy"):
         raise InvalidInputError(f"loss is {loss!r}; choose 'squared', 'logistic' or 'cross_entropy'")
     if steps < 1 or not 0 <= momentum < 1 or not 0 <= decay < math.inf:
@@ -195,9 +193,7 @@ class _State:
 class _Problem:
     """The function F that training minimises: its value, gradient and curvature at the network's θ."""
 
-    def __init__(
-        self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float
-    ) -> None:
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float) -> None:
         self.model, self.loss, self.decay = model, loss, decay
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.parameters = list(self.named.values())
@@ -255,9 +251,7 @@ class _Problem:
         kkt = None if self.loss == "squared" else _unexplained(self.parameters, gradient)
         margin = self.margin(outputs.detach())
         if self.decay:
-            gradient = tuple(
-                g + self.decay * p.detach() for g, p in zip(gradient, self.parameters, strict=True)
-            )
+            gradient = tuple(g + self.decay * p.detach() for g, p in zip(gradient, self.parameters, strict=True))
             gap = self._progress(float(value.detach()) + 0.5 * self.decay * _norm(self.parameters) ** 2)
         elif kkt is None:
             gap = float((fitted.detach() - self.targets).abs().max())
@@ -369,9 +363,7 @@ def _targets(labels: Tensor, outputs: Tensor, loss: LossName) -> Tensor:
             raise InvalidInputError("a network with one output needs labels −1 and 1")
         return labels.to(outputs).reshape(n, 1)
     if loss == "logistic" or C == 1:
-        raise InvalidInputError(
-            f"{loss} loss does not fit {C} output(s); logistic takes 1, cross_entropy more"
-        )
+        raise InvalidInputError(f"{loss} loss does not fit {C} output(s); logistic takes 1, cross_entropy more")
     if labels.dtype.is_floating_point or not bool(((labels >= 0) & (labels < C)).all()):
         raise InvalidInputError(f"a network with {C} outputs needs whole labels 0…{C - 1}")
     return one_hot(labels.long(), C).to(outputs)

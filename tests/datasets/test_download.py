@@ -20,9 +20,7 @@ def idx(array):
 
 RNG = np.random.default_rng(0)
 FILES = {
-    "train-images-idx3-ubyte.gz": gzip.compress(
-        idx(RNG.integers(0, 256, (100, 28, 28), dtype=np.uint8)), mtime=0
-    ),
+    "train-images-idx3-ubyte.gz": gzip.compress(idx(RNG.integers(0, 256, (100, 28, 28), dtype=np.uint8)), mtime=0),
     "train-labels-idx1-ubyte.gz": gzip.compress(idx(np.arange(100, dtype=np.uint8) % 10), mtime=0),
 }
 
@@ -57,9 +55,7 @@ def server(tmp_path, monkeypatch):
     thread.start()
     monkeypatch.delenv("PALIMPSEST_DATA", raising=False)
     monkeypatch.setattr(pooch, "os_cache", lambda name: tmp_path / "cache")
-    monkeypatch.setattr(
-        mnist, "MD5", {name: hashlib.md5(content).hexdigest() for name, content in FILES.items()}
-    )
+    monkeypatch.setattr(mnist, "MD5", {name: hashlib.md5(content).hexdigest() for name, content in FILES.items()})
     yield server
     server.shutdown()
     server.server_close()

@@ -40,9 +40,7 @@ def test_mnist_layouts(tmp_path, layout, packed):
     write_mnist(tmp_path / layout, packed=packed)
     data = load_mnist(tmp_path)
     assert data.image_shape == (1, 5, 4)
-    originals = {
-        (image / np.float32(255)).tobytes(): int(label) for image, label in zip(IMAGES, LABELS, strict=True)
-    }
+    originals = {(image / np.float32(255)).tobytes(): int(label) for image, label in zip(IMAGES, LABELS, strict=True)}
     for image, label in zip(data.train.images, data.train.labels, strict=True):
         assert label == (1 if originals[image.numpy().tobytes()] % 2 else -1)
 

@@ -25,9 +25,7 @@ def load(path):
     return datasets.load(path, per_class=2, held_out_per_class=2)
 
 
-@pytest.mark.parametrize(
-    ("mode", "suffix", "channels"), [("L", ".png", 1), ("RGB", ".png", 3), ("RGB", ".jpg", 3)]
-)
+@pytest.mark.parametrize(("mode", "suffix", "channels"), [("L", ".png", 1), ("RGB", ".png", 3), ("RGB", ".jpg", 3)])
 def test_folder(tmp_path, mode, suffix, channels):
     data = load(write_folder(tmp_path, mode=mode, suffix=suffix))
     assert data.image_shape == (channels, 5, 4)
@@ -104,9 +102,7 @@ def test_npz(tmp_path, shape, dtype):
     data = load(tmp_path / "own.npz")
     assert data.image_shape == (1, 6, 5)
     assert data.train.labels.tolist() == [-1, -1, 1, 1]
-    expected = torch.from_numpy(
-        images.reshape(12, 1, 6, 5).astype(np.float32) / (255 if dtype == np.uint8 else 1)
-    )
+    expected = torch.from_numpy(images.reshape(12, 1, 6, 5).astype(np.float32) / (255 if dtype == np.uint8 else 1))
     assert all(any(torch.allclose(x, e) for e in expected[:6]) for x in data.train.images[:2])
 
 

@@ -35,9 +35,7 @@ def test_one_to_one_has_the_largest_total(n, k):
     assert len(used.unique()) == len(used) == min(n, k)
     small, large = min(n, k), max(n, k)
     table = s if n <= k else s.T
-    best = max(
-        sum(float(table[i, p[i]]) for i in range(small)) for p in itertools.permutations(range(large), small)
-    )
+    best = max(sum(float(table[i, p[i]]) for i in range(small)) for p in itertools.permutations(range(large), small))
     total = sum(float(s[i, j]) for i, j in enumerate(index.tolist()) if j >= 0)
     assert total == pytest.approx(best)
 

@@ -80,9 +80,7 @@ def test_flat_images_are_harmless():
 
 def test_psnr_and_l2():
     a, b = images(3), images(3, seed=1)
-    expected = [
-        peak_signal_noise_ratio(x.numpy(), y.numpy(), data_range=2) for x, y in zip(a, b, strict=True)
-    ]
+    expected = [peak_signal_noise_ratio(x.numpy(), y.numpy(), data_range=2) for x, y in zip(a, b, strict=True)]
     np.testing.assert_allclose(metrics.psnr(a, b, data_range=2), expected)
     np.testing.assert_allclose(metrics.l2(a, b), np.linalg.norm((a - b).flatten(1), axis=1))
     assert metrics.psnr(a, a).isinf().all()

@@ -122,8 +122,7 @@ def test_the_order_of_candidates_does_not_matter(seed, rule, voting):
     order = torch.randperm(12, generator=generator)
     voting = voting and rule != "one-to-one"
     plain, mixed = (
-        score(c, images, held_out=others, matching=rule, voting=voting)
-        for c in (candidates, candidates[order])
+        score(c, images, held_out=others, matching=rule, voting=voting) for c in (candidates, candidates[order])
     )
     torch.testing.assert_close(plain.ssim, mixed.ssim)
     assert plain.verdict.recovered == mixed.verdict.recovered

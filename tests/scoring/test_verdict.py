@@ -15,9 +15,7 @@ from palimpsest.scoring.verdict import Outcome, judge
 
 
 def normal(n, seed, shift=0.0):
-    return (
-        torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.1 + 0.3 + shift
-    )
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 0.1 + 0.3 + shift
 
 
 @pytest.mark.parametrize(("n", "m"), [(3, 4), (5, 2), (4, 4)])

@@ -1,0 +1,233 @@
+"""The jobs behind the command line: train, reconstruct, report. Each fills in its part of a run folder.
+
+One dataclass describes a job to the command line, to Python and in the folder's config.json; the same description and
+seed give the same numbers by any of these ways.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.callbacks import Callback
+from palimpsest.datasets import DataSet
+from palimpsest.errors import InvalidInputError, RunFolderError
+from palimpsest.objectives import Objective
+from palimpsest.report import Content, Snapshot, Variant, render
+from palimpsest.runs import RunFolder, Snapshots
+from palimpsest.scoring import Score
+from palimpsest.training import Fit
+
+VARIANTS = {"without": "without splitting", "with": "with splitting"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """What to train on what."""
+
+    data: str = "faces"
+    """faces, digits, mnist, cifar10, a folder with a sub-folder of images per class, or an .npz file."""
+    per_class: int = 20
+    """Training images of each class."""
+    task: Literal["binary", "classes"] | None = None
+    """One output and labels ±1, or one output per class; by default what suits the data."""
+    data_root: Path | None = None
+    """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA. Else they are downloaded."""
+    hidden: tuple[int, ...] = (500, 500)
+    """Widths of the hidden layers."""
+    loss: Literal["squared", "logistic", "cross_entropy"] = "squared"
+    steps: int = 10_000
+    """At most so many steps of gradient descent."""
+    weight_decay: float = 0.0
+    seed: int = 0
+    """Of the sample of images and of the initial weights."""
+
+    def load(self) -> DataSet:
+        return pal.datasets.load(
+            self.data, per_class=self.per_class, seed=self.seed, task=self.task, data_root=self.data_root
+        )
+
+    def network(self, data: DataSet) -> nn.Module:
+        outputs = 1 if bool((data.train.labels < 0).any()) else len(data.classes)
+        torch.manual_seed(self.seed)
+        return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How to read images out of the weights."""
+
+    method: Literal["ntk", "kkt", "multiclass"] = "ntk"
+    """ntk: squared loss, uses the initial weights. kkt: logistic loss, one output. multiclass: cross-entropy."""
+    at: tuple[float, ...] = (0.15, 0.85)
+    """Tangent points of the NTK method on the way from initial (0) to final weights (1)."""
+    candidates: int = 80
+    """How many candidates to start with; twice the number of training images is safe."""
+    steps: int = 2400
+    """Gradient steps, over all phases."""
+    span: bool = False
+    """Seek images only in the space that the first layer's change spans (NTK)."""
+    share: float = 0.25
+    """Share of the candidates that may split in one round."""
+    rounds: int = 2
+    """Rounds of splitting."""
+    seed: int = 0
+    """Of the initial candidates."""
+
+    def objective(self, model: nn.Module, initial: dict[str, Tensor]) -> Objective:
+        if self.method == "ntk":
+            return pal.NTK(model, initial, at=self.at, weights="auto")
+        method = pal.KKT if self.method == "kkt" else pal.MulticlassKKT
+        return method(model, initial=initial, weights="auto")
+
+
+def train(folder: RunFolder, job: Training, *, device: torch.device, callback: Callable | None = None) -> Fit:
+    """Train a network and put the weights, before and after, into the folder. The images are not kept."""
+    data = job.load()
+    model = job.network(data).to(device)
+    began = time.monotonic()
+    fit = pal.train(
+        model,
+        data.centred(data.train.images),
+        data.train.labels,
+        loss=job.loss,
+        steps=job.steps,
+        weight_decay=job.weight_decay,
+        callback=callback,
+    )
+    facts = {
+        "summary": fit.summary,
+        "loss": fit.loss,
+        "accuracy": fit.accuracy,
+        "normalised_margin": fit.normalised_margin,
+        "kkt_residual": fit.kkt_residual,
+        "seconds": time.monotonic() - began,
+    }
+    folder.forget_reconstructions()
+    folder.write_weights(fit.model.state_dict(), fit.initial)
+    folder.write_config({"training": asdict(job), "trained": facts})
+    return fit
+
+
+def reconstruct(
+    folder: RunFolder,
+    job: Reading,
+    *,
+    device: torch.device,
+    variants: Sequence[str] = ("without", "with"),
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
+) -> None:
+    """Read images out of the folder's weights, each variant in turn; what is finished is not done again."""
+    config = folder.config
+    data_job = Training(**_tuples(config["training"]))
+    data = data_job.load()
+    model = data_job.network(data)
+    trained, initial = folder.weights()
+    model.load_state_dict(trained)
+    objective = job.objective(model, initial).to(device)
+    within = _span(model, initial) if job.span else None
+    show = (lambda x: x) if within is None else within.shaped(data.image_shape).to(device, objective.dtype).images
+    done = folder.variants()
+    for variant in variants:
+        if variant in done and done[variant]["settings"] == _jsonable(asdict(job)):
+            continue
+        splitting = pal.Splitting(rounds=job.rounds, share=job.share) if variant == "with" else None
+        snapshots = Snapshots(folder, variant, every=8 * max(1, job.steps // 200), images=show)
+        began = time.monotonic()
+        rec = pal.reconstruct(
+            objective,
+            image_shape=data.image_shape,
+            candidates=job.candidates,
+            steps=job.steps,
+            within=within,
+            splitting=splitting,
+            seed=job.seed,
+            checkpoint=folder.checkpoint,
+            callbacks=[*callbacks, snapshots],
+            progress=progress,
+        )
+        folder.add_variant(variant, rec, _jsonable(asdict(job)), time.monotonic() - began)
+
+
+def _span(model: nn.Module, initial: dict[str, Tensor]) -> pal.Subspace:
+    found = pal.span(model, initial)
+    if found.subspace is None:
+        raise InvalidInputError(f"{found.reason}; leave out --span")
+    return found.subspace
+
+
+def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
+    """Fields as JSON gives them back, as the dataclass has them."""
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _jsonable(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+
+
+def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Score], Path]:
+    """Score the folder's reconstructions against the images it was trained on, and write the verdict and the report.
+
+    This is the only job that looks at the true images.
+    """
+    config = folder.config
+    job = Training(**_tuples(config["training"]))
+    data = job.load()
+    variants = folder.variants()
+    if not variants:
+        raise RunFolderError(
+            f"{folder.path} holds no reconstruction; make one with `palimpsest reconstruct {folder.path}`"
+        )
+
+    def scored(images: Tensor) -> Score:
+        return pal.score(images.cpu(), data.train.images, held_out=data.held_out.images, mean=data.mean)
+
+    ordered = {name: variants[name] for name in VARIANTS if name in variants}
+    scores = {name: scored(variant["images"]) for name, variant in ordered.items()}
+    content = Content(
+        title=title or f"{folder.path.name}: what can be read out of the weights",
+        variants=[_shown(folder, name, ordered[name], scores[name], scored, data.mean) for name in ordered],
+        truth=data.train.images,
+        held_out_count=len(data.held_out.images),
+        configuration={"training": config["training"]} | {VARIANTS[n]: v["settings"] for n, v in ordered.items()},
+        versions=config["versions"],
+        seeds={"training": job.seed, "reconstruction": next(iter(ordered.values()))["settings"]["seed"]},
+        training=config["trained"],
+        seconds={"training": config["trained"]["seconds"]} | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
+    )
+    folder.write_scores({name: _score_fields(score) for name, score in scores.items()})
+    return scores, folder.write_report(render(content))
+
+
+def _shown(
+    folder: RunFolder, name: str, fields: dict[str, Any], score: Score, scored: Callable[[Tensor], Score], mean: Tensor
+) -> Variant:
+    """A variant as the report shows it: the mean added to its candidates, the scores followed over its snapshots."""
+    snapshots = folder.snapshots(name)
+    on_the_way = [(s["step"], scored(s["images"])) for s in snapshots]
+    return Variant(
+        name=VARIANTS[name],
+        images=fields["images"] + mean,
+        ids=fields["ids"],
+        lineage=fields["lineage"],
+        history=fields["history"],
+        score=score,
+        snapshots=[Snapshot(s["step"], s["ids"], s["images"] + mean) for s in snapshots],
+        metrics=[{"step": t, "ssim": float(s.ssim.mean()), "recovered": s.verdict.recovered} for t, s in on_the_way],
+        seconds=fields["seconds"],
+    )
+
+
+def _score_fields(score: Score) -> dict[str, Any]:
+    """The numbers of a score, as JSON has them."""
+    tensors = {name: value.tolist() for name, value in vars(score).items() if isinstance(value, Tensor)}
+    held_out = {} if score.held_out is None else {name: t.tolist() for name, t in vars(score.held_out).items()}
+    return {"verdict": asdict(score.verdict), "matching": score.matching, "images": tensors, "held_out": held_out}
