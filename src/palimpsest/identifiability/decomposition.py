@@ -1,0 +1,136 @@
+"""From the symmetric tensor T = Σ_i b_i x_i^{⊗α} to its terms, by simultaneous diagonalisation.
+
+With vectors φ_p(x_i) that are linearly independent (p = 1: independent samples), the slices
+
+    M(v) = T(·, ·, v, …, v) = Σ_i b_i (x_i·v)^{α−2p} φ_p(x_i) φ_p(x_i)ᵀ
+
+share their eigenvectors: those of M(v_1)^{-1} M(v_2) are the *dual* vectors u_i, with φ_p(x_k)·u_i = δ_ik.
+Contracting T with them returns the samples, b_i x_i = T(·, u_i, …, u_i), with an error that is quadratic in that of
+the u_i: alternating the two is a Newton iteration.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palimpsest.identifiability.polynomials import expand, monomials, multi_indices, sqrt_multinomials
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Terms b_i x_i^{⊗α} found in T, with unit x_i.
+
+    Attributes:
+        samples: unit vectors x_i, (n, d).
+        weights: b_i, (n,).
+        duals: u_i scaled to x_i·u_i = 1 (to φ_p(x_i)·u_i = 1 when overcomplete), (n, C(d+p−1, p)).
+        genuine: which terms are real, (n,); the others only span the space that is left.
+        conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
+        separation: smallest relative distance between eigenvalues of the chosen pair of slices.
+    """
+
+    samples: Tensor
+    weights: Tensor
+    duals: Tensor
+    genuine: Tensor
+    conditioning: float
+    separation: float
+
+
+def orders(degree: int) -> list[int]:
+    """The p for which p copies fit twice beside at least one v, and evenly into a contraction to one vector.
+
+    >>> orders(3), orders(4), orders(5)
+    ([1], [1], [1, 2])
+    """
+    return [p for p in range(1, degree) if 2 * p < degree and (degree - 1) % p == 0]
+
+
+def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, seed: int = 0) -> Terms:
+    """Terms of T whose φ_p(x_i) are linearly independent.
+
+    Args:
+        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them.
+        noise: accuracy of T relative to its norm, below which a direction of the slices counts as empty.
+        pairs: number of random pairs of slices among which the best-conditioned one is kept.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    V = torch.randn(2 * pairs, T.shape[0], generator=generator, dtype=T.dtype)
+    M = torch.stack([_slice(T, v, p) for v in V / V.norm(dim=1, keepdim=True)])
+    σ, basis = _range(M, noise)
+    C = basis.T @ M @ basis
+    u, separation, real = max(
+        (_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)), key=lambda found: (found[2].sum(), found[1])
+    )
+    return _polish(T, basis, u, p, real, separation)
+
+
+def _slice(T: Tensor, v: Tensor, p: int) -> Tensor:
+    """M(v) in the coordinates of the weighted monomials of degree p."""
+    d = T.shape[0]
+    while T.dim() > 2 * p:
+        T = T @ v
+    position = multi_indices(d, p) @ (d ** torch.arange(p - 1, -1, -1))
+    weight = sqrt_multinomials(d, p).to(T)
+    return T.reshape(d**p, d**p)[position][:, position] * weight[:, None] * weight
+
+
+def _range(M: Tensor, noise: float) -> tuple[Tensor, Tensor]:
+    """Common range of the slices: its singular values and an orthonormal basis."""
+    left, σ, _ = torch.linalg.svd(M.transpose(0, 1).flatten(1), full_matrices=False)
+    kept = σ > noise * σ[0]
+    return σ[kept], left[:, kept]
+
+
+def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
+    """Eigenvectors of A^{-1}B (a real basis of its invariant planes where complex), separation, which are real."""
+    try:
+        eigenvalues, vectors = torch.linalg.eig(torch.linalg.solve(A, B))
+    except torch.linalg.LinAlgError:
+        return torch.eye(len(A), dtype=A.dtype), 0.0, torch.zeros(len(A), dtype=torch.bool)
+    real = eigenvalues.imag.abs() <= 1e-9 * eigenvalues.abs()
+    u = torch.where(eigenvalues.imag < 0, vectors.imag, vectors.real)
+    angle = torch.atan2(eigenvalues.real, torch.ones_like(eigenvalues.real))  # eigenvalues live on a circle
+    gaps = (angle[:, None] - angle).abs() + torch.eye(len(angle), dtype=A.dtype) * torch.pi
+    return u, float(torch.minimum(gaps, torch.pi - gaps + 1e-300).min()), real
+
+
+def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor, separation: float) -> Terms:
+    """Alternate u_i ← dual vectors of φ_p(x_i) and b_i x_i ← T(·, u_i, …, u_i)."""
+    duals = (basis @ u).T
+    features = torch.linalg.pinv(duals).T
+    x = _unlift(features, T.shape[0], p)
+    for _ in range(12):
+        features = torch.where(real[:, None], monomials(x, p), features / features.norm(dim=1, keepdim=True))
+        duals = torch.linalg.pinv(features).T
+        bx = _contract_duals(T, duals, p)
+        weights = (bx * x).sum(1)
+        new = bx / bx.norm(dim=1, keepdim=True) * weights.sign()[:, None]
+        change = (new - x)[real].abs().max() if real.any() else torch.tensor(0.0)
+        x = torch.where(real[:, None], new, x)
+        if not change > 1e-15:
+            break
+    σ = torch.linalg.svdvals(features)
+    genuine = real & torch.isfinite(x).all(1) & (weights != 0)
+    return Terms(x, weights, duals, genuine, float(σ[-1] / σ[0]), separation)
+
+
+def _unlift(features: Tensor, d: int, p: int) -> Tensor:
+    """Unit vectors x_i with φ_p(x_i) nearest to the given vectors, up to sign."""
+    if p == 1:
+        return features / features.norm(dim=1, keepdim=True)
+    full = expand(features, d, p).reshape(len(features), d, -1)
+    return torch.linalg.svd(full, full_matrices=False)[0][:, :, 0]
+
+
+def _contract_duals(T: Tensor, u: Tensor, p: int) -> Tensor:
+    """T(·, u_i, …, u_i) for every i, each u_i standing for p of the α − 1 slots."""
+    d, n = T.shape[0], len(u)
+    full = u if p == 1 else expand(u, d, p).reshape(n, -1)
+    out = (T.reshape(-1, d**p) @ full.T).T  # (n, d^{α−p})
+    while out.shape[1] > d:
+        out = torch.einsum("nab,nb->na", out.reshape(n, -1, d**p), full)
+    return out

@@ -1,0 +1,316 @@
+"""Exact recovery: from evaluations of f to the samples, with a certificate.
+
+    evaluations → span of the samples → T by interpolation → terms by simultaneous diagonalisation → Gauss–Newton
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.identifiability import partial
+from palimpsest.identifiability.certificate import Certificate, Margins, Verdict, margins
+from palimpsest.identifiability.decomposition import Terms, decompose, orders
+from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
+from palimpsest.identifiability.polynomials import monomial_count
+from palimpsest.identifiability.readout import propagate, samples_and_weights
+from palimpsest.identifiability.refinement import Refined, model, refine
+from palimpsest.networks import PolynomialNetwork
+
+LARGEST_ERROR = 1e-2
+"""A sample whose expected error exceeds this fraction of its norm is not called determined."""
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Recovered samples, and what vouches for them.
+
+    Attributes:
+        samples: x_i, (n, d); only those that are determined. Without a bias the sign is chosen to make the
+            coordinates sum to a positive number, and the norm is 1 or the one given.
+        weights: b_i, (n,).
+        certificate: the verdict and its evidence.
+        subspace: orthonormal basis (d, r) of the part of the span of the active samples that is determined.
+    """
+
+    samples: Tensor
+    weights: Tensor
+    certificate: Certificate
+    subspace: Tensor
+
+
+def identify(
+    points: Tensor | np.ndarray,
+    values: Tensor | np.ndarray,
+    degree: int = 3,
+    *,
+    bias: bool = False,
+    norm: float | None = None,
+    count: int | None = None,
+    noise: float | None = None,
+    network: PolynomialNetwork | None = None,
+    seed: int = 0,
+) -> Identification:
+    """Recover x_i and b_i from values[j] = f(points[j]), f(w) = Σ_i b_i (x_i·w)^{α−1} x_i, or say why not.
+
+    Args:
+        points: w_j, (m, d).
+        values: f(w_j), (m, d), or the scalars p(w_j) = w_j·f(w_j), (m,).
+        degree: α, at least 3.
+        bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm, and
+            is not part of the returned samples.
+        norm: the common norm of the samples, where it is known.
+        count: the number of active samples, where it is known. Without it the answer is the only data set with at
+            most as many samples as it has itself; α or more samples in one plane can imitate two.
+        noise: standard deviation of the error of the values, relative to their root mean square. By default the
+            values are taken to be as accurate as their floating-point type. A larger misfit is never explained away.
+        network: the stationary point the values came from, to compare margins, scale and labels.
+        seed: of the random slices.
+
+    >>> x = torch.nn.functional.normalize(torch.randn(4, 5, dtype=torch.float64), dim=1)
+    >>> w = torch.randn(20, 5, dtype=torch.float64)
+    >>> found = identify(w, (w @ x.T) ** 2 @ x, degree=3)
+    >>> bool((found.samples @ x.T).abs().max(0).values.min() > 1 - 1e-12)
+    True
+    """
+    problem = _Problem.prepare(points, values, degree, bias, norm, count, noise)
+    if not problem.values.any():
+        return problem.undetermined("every value is zero, so no sample is active")
+    basis, bounds, interpolant = _interpolate(problem)
+    if interpolant.tensor is None:
+        return problem.undetermined(_shortage(problem, interpolant, basis), basis, bounds, interpolant)
+    T, U = _reduce(problem, interpolant.tensor, basis, interpolant)
+    for p in orders(degree):
+        attempt = _attempt(problem, interpolant, T, U, p, seed)
+        if attempt.misfit <= problem.allowed:
+            return _conclude(problem, interpolant, attempt, U, bounds, network)
+    return _in_part(problem, interpolant, T, U, bounds, seed)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    """Validated evaluations in double precision, points and values scaled to unit root mean square."""
+
+    points: Tensor
+    values: Tensor
+    degree: int
+    bias: bool
+    norm: float | None
+    count: int | None
+    noise: float
+    unit: float  # weights in the caller's units per weight in ours
+
+    @classmethod
+    def prepare(cls, points, values, degree, bias, norm, count, noise) -> _Problem:
+        w, F = torch.as_tensor(points).detach(), torch.as_tensor(values).detach()
+        if degree < 3:
+            raise InvalidInputError(
+                f"degree {degree} determines only a moment of the data (see counterexample); use degree 3 or more"
+            )
+        if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or not w.numel():
+            raise InvalidInputError(
+                f"points {tuple(w.shape)} and values {tuple(F.shape)} do not fit; give (m, d) and (m, d) or (m,)"
+            )
+        if norm is not None and (bias or not norm > 0):
+            raise InvalidInputError("norm must be positive, and a bias already fixes it; give one of the two")
+        if not (torch.isfinite(w).all() and torch.isfinite(F).all()):
+            raise NonFiniteError("points or values hold NaN or infinity; leave those evaluations out")
+        kinds = [t.dtype for t in (w, F) if t.is_floating_point()]
+        rounding = max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
+        w, F = w.to("cpu", torch.float64), F.to("cpu", torch.float64)
+        ω, ν = (float(t.square().mean().sqrt()) or 1.0 for t in (w, F))
+        unit = ν / ω ** (degree - 1 if F.dim() == 2 else degree)
+        return cls(w / ω, F / ν, degree, bias, norm, count, noise or 100 * rounding, unit)
+
+    @property
+    def scalar(self) -> bool:
+        return self.values.dim() == 1
+
+    @property
+    def allowed(self) -> float:
+        """The largest relative misfit that the noise explains."""
+        return 5 * self.noise
+
+    def undetermined(self, reason, basis=None, bounds=None, interpolant=None) -> Identification:
+        """No samples; the span where it is known."""
+        d = self.points.shape[1]
+        basis = self.points.new_zeros(d, 0) if basis is None else basis
+        bounds = self.points.new_zeros(0) if bounds is None else bounds
+        fit = interpolant or Interpolant(None, 0, 0, 0.0, torch.nan, self.points.new_zeros(0, 0))
+        certificate = Certificate(
+            verdict=Verdict.NOT_IDENTIFIED, reason=reason, not_identified=("the samples",),
+            degree=self.degree, dimension=d, reduced_dimension=basis.shape[1], evaluations=len(self.points),
+            needed=fit.needed, rank=fit.rank, family=fit.nullity, interpolation_misfit=fit.misfit,
+            misfit=torch.nan, noise=self.noise, interpolation_conditioning=fit.conditioning,
+            sample_conditioning=torch.nan, jacobian_conditioning=torch.nan,
+            error_per_noise=self.points.new_zeros(0), direction_bounds=bounds,
+        )  # fmt: skip
+        return Identification(self.points.new_zeros(0, d - self.bias), self.points.new_zeros(0), certificate, basis)
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    terms: Terms
+    fit: Refined
+    signs: Tensor
+    embedding: Tensor  # from the coordinates of the fit to those of the samples
+    misfit: float
+
+    @property
+    def z(self) -> Tensor:
+        return self.fit.z @ self.embedding.T
+
+
+def _interpolate(problem: _Problem) -> tuple[Tensor, Tensor, Interpolant]:
+    """The span of the samples, read off vector values beforehand, and T on it."""
+    w, F = problem.points, problem.values
+    if problem.scalar:
+        d = w.shape[1]
+        basis, bounds = torch.eye(d, dtype=w.dtype), w.new_full((d,), torch.nan)
+    else:
+        basis, bounds = partial.span(F, problem.noise)
+        w, F = w @ basis, F @ basis
+    N = monomial_count(w.shape[1], problem.degree - (not problem.scalar))
+    if N > DENSE_LIMIT:
+        raise InvalidInputError(
+            f"samples spanning {w.shape[1]} dimensions need {N} monomials, more than {DENSE_LIMIT}; project the data"
+        )
+    return basis, bounds, interpolate(w, F, problem.degree)
+
+
+def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolant) -> tuple[Tensor, Tensor]:
+    """T on the span of the samples, which scalar values reveal only now, and the basis of that span."""
+    if not problem.scalar:
+        return T, basis
+    left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
+    U = left[:, σ > 10 * problem.noise / interpolant.conditioning * σ[0]]
+    for _ in range(problem.degree):
+        T = torch.tensordot(T, U, dims=([0], [0]))
+    return T, U
+
+
+def _shortage(problem: _Problem, fit: Interpolant, basis: Tensor) -> str:
+    return (
+        f"{len(problem.points)} evaluations give rank {fit.rank}, but {fit.needed} are needed for samples spanning "
+        f"{basis.shape[1]} dimensions, so many data sets share these values"
+    )
+
+
+def _attempt(problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, p: int, seed: int) -> _Attempt:
+    """Decompose T and refine on the values; the misfit is that of all values, in all directions."""
+    terms = decompose(T, p, noise=min(1e-3, 10 * problem.noise / interpolant.conditioning), seed=seed)
+    embedding = torch.eye(len(U), dtype=U.dtype) if problem.scalar else U
+    x = terms.samples @ U.T @ embedding
+    signs = terms.weights.sign()
+    w, F = problem.points @ embedding, problem.values if problem.scalar else problem.values @ embedding
+    z = terms.weights.abs().pow(1 / problem.degree)[:, None] * x
+    if not (terms.genuine.all() and torch.isfinite(z).all()):
+        return _Attempt(terms, Refined(z, None, torch.nan, 0), signs, embedding, torch.inf)
+    fit = refine(w, F, z, signs, problem.degree)
+    fitted = model(problem.points, fit.z @ embedding.T, signs, problem.degree, scalar=problem.scalar)
+    return _Attempt(terms, fit, signs, embedding, float((problem.values - fitted).norm() / problem.values.norm()))
+
+
+def _conclude(
+    problem: _Problem, interpolant: Interpolant, attempt: _Attempt, U: Tensor, bounds: Tensor, network
+) -> Identification:
+    """Samples in the caller's units, their expected errors, and the verdict."""
+    samples, weights, errors = _in_units(problem, attempt, interpolant)
+    size = samples.norm(dim=1) if not problem.bias else (samples.square().sum(1) + 1).sqrt()
+    sure = errors * problem.noise <= LARGEST_ERROR * size
+    compared = None if network is None else margins(network, samples, weights)
+    verdict, reason, open_ = _verdict(problem, sure, len(samples), compared, attempt.fit.nullity)
+    if verdict is Verdict.NOT_IDENTIFIED:
+        sure = torch.zeros_like(sure)
+    certificate = problem.undetermined(reason, U, bounds, interpolant).certificate
+    certificate = replace(
+        certificate, verdict=verdict, not_identified=open_, family=attempt.fit.nullity, misfit=attempt.misfit,
+        sample_conditioning=attempt.terms.conditioning, jacobian_conditioning=attempt.fit.conditioning,
+        error_per_noise=errors[sure], margins=compared,
+    )  # fmt: skip
+    return Identification(samples[sure], weights[sure], certificate, U)
+
+
+def _in_units(problem: _Problem, attempt: _Attempt, interpolant: Interpolant) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples, weights and expected errors per unit of relative noise."""
+    x, b, derivative = samples_and_weights(
+        attempt.z, attempt.signs, problem.degree, bias=problem.bias, norm=problem.norm or 1.0
+    )
+    covariance, outside = _variance(problem, attempt, interpolant)
+    errors = propagate(derivative, covariance, outside, attempt.embedding)
+    return x, b * problem.unit, errors.nan_to_num(nan=torch.inf)
+
+
+def _variance(problem: _Problem, attempt: _Attempt, interpolant: Interpolant) -> tuple[Tensor, Tensor]:
+    """Variance of z_i for unit noise: a block per sample, and that of each coordinate outside the span.
+
+    Outside the span, z is the regression of the values on h_ji = (w_j·z_i)^{α−1}. Where the normal matrix was not
+    formed, z_i ∝ f(u_i) to first order, and the error is that of the interpolated f.
+    """
+    z, (n, k) = attempt.fit.z, attempt.fit.z.shape
+    if attempt.fit.covariance is None:
+        gain = interpolant.noise_gain(attempt.terms.duals) * z.norm(dim=1) / attempt.terms.weights.abs()
+        return gain.square()[:, None, None] * torch.eye(k, dtype=z.dtype), gain.square()
+    i = torch.arange(n)
+    h = (problem.points @ attempt.z.T) ** (problem.degree - 1)
+    return attempt.fit.covariance[i, :, i, :], torch.linalg.pinv(h.T @ h, hermitian=True).diagonal()
+
+
+def _verdict(
+    problem: _Problem, sure: Tensor, n: int, compared: Margins | None, nullity: int
+) -> tuple[Verdict, str, tuple[str, ...]]:
+    if problem.count not in (None, n):
+        reason = f"{problem.count} active samples were announced, but the values are those of {n}"
+        return Verdict.NOT_IDENTIFIED, reason, ("the samples",)
+    if nullity or not sure.any():
+        return Verdict.NOT_IDENTIFIED, "noise of the presumed size hides every sample", ("the samples",)
+    open_ = _open(problem, n, compared)
+    if not sure.all():
+        reason = f"{int((~sure).sum())} of {n} samples are hidden by noise of the presumed size"
+        return Verdict.IN_PART, reason, open_
+    return (Verdict.UP_TO if open_ else Verdict.IDENTIFIED), "", open_
+
+
+def _open(problem: _Problem, n: int, compared: Margins | None) -> tuple[str, ...]:
+    """What no evaluation of f can tell."""
+    open_ = []
+    if not problem.bias:
+        label = " and of its weight" if problem.degree % 2 else ""
+        open_.append(f"the sign of each sample{label}")
+        if problem.norm is None:
+            open_.append("the norm of each sample")
+    if compared is not None:
+        open_.append("the common scale of the weights")
+    if problem.count is None:
+        open_.append(f"data sets of more than {n} active samples")
+    return tuple(open_)
+
+
+def _in_part(
+    problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, bounds: Tensor, seed: int
+) -> Identification:
+    """T is known, but is no sum of independent terms to within the noise: keep the terms that split off."""
+    attempt = _attempt(problem, interpolant, T, U, 1, seed)
+    tolerance = 100 * problem.noise / interpolant.conditioning
+    if interpolant.misfit > tolerance:
+        reason = (
+            f"the values are no evaluations of an f: the best one misses them by {interpolant.misfit:.1e}, "
+            f"where noise explains {tolerance:.1e}"
+        )
+        return problem.undetermined(reason, U, bounds, interpolant)
+    defects = partial.split_off(T, attempt.terms)
+    samples, weights, errors = _in_units(problem, attempt, interpolant)
+    kept = attempt.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
+    reason = f"only {int(kept.sum())} terms split off; the active samples are linearly dependent, or too many"
+    rest = problem.undetermined(reason, U, bounds, interpolant)
+    if not kept.any() or problem.count is not None or problem.scalar:
+        return rest
+    certificate = replace(
+        rest.certificate, verdict=Verdict.IN_PART, error_per_noise=errors[kept],
+        not_identified=_open(problem, int(kept.sum()), None), sample_conditioning=attempt.terms.conditioning,
+    )  # fmt: skip
+    return Identification(samples[kept], weights[kept], certificate, U)

@@ -1,0 +1,107 @@
+"""Gauss–Newton on the samples themselves, and how noise on the values moves them.
+
+With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
+
+    f(w_j) = Σ_i s_i t_ji^{α−1} z_i,    p(w_j) = Σ_i s_i t_ji^α,    t_ji = w_j·z_i,
+
+which has no freedom of scale left. The normal matrix JᵀJ is assembled from Gram matrices, never J itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palimpsest.identifiability.interpolation import extreme_singular_values
+
+NORMAL_LIMIT = 4000
+"""Most unknowns n·d for which the normal matrix is formed; beyond, the Newton iteration on T has to do."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A least-squares fit of the samples.
+
+    Attributes:
+        z: |b_i|^{1/α} x_i, (n, d).
+        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None when not computed.
+        conditioning: smallest over largest singular value of J.
+        nullity: dimension of the family of samples with the same values, to first order.
+    """
+
+    z: Tensor
+    covariance: Tensor | None
+    conditioning: float
+    nullity: int
+
+
+def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
+    """f(w_j) or p(w_j) of the samples z."""
+    t = points @ z.T
+    return t**degree @ signs if scalar else (t ** (degree - 1)) @ (signs[:, None] * z)
+
+
+def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
+    """JᵀJ, of shape (n d, n d).
+
+    J δ = Σ_i s_i [(α−1) t_ji^{α−2} (w_j·δ_i) z_i + t_ji^{α−1} δ_i] for f, and Σ_i s_i α t_ji^{α−1} (w_j·δ_i) for p.
+    """
+    (n, d), α = z.shape, degree
+    t = points @ z.T
+    h = signs * t ** (α - 1)
+    if scalar:
+        P = (α * h[:, :, None] * points[:, None, :]).flatten(1)
+        return P.T @ P
+    P = ((α - 1) * signs * t ** (α - 2))[:, :, None] * points[:, None, :]
+    PP = (P.flatten(1).T @ P.flatten(1)).reshape(n, d, n, d)
+    cross = (P.flatten(1).T @ h).reshape(n, d, n)[..., None] * z[:, None, None, :]  # Σ_j P_j^{ia} h_jk z_i^b
+    normal = PP * (z @ z.T)[:, None, :, None] + cross + cross.permute(2, 3, 0, 1)
+    normal += (h.T @ h)[:, None, :, None] * torch.eye(d, dtype=z.dtype)[:, None, :]
+    return normal.reshape(n * d, n * d)
+
+
+def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large."""
+    if z.numel() > NORMAL_LIMIT:
+        return Refined(z, None, torch.nan, 0)
+    scalar = values.dim() == 1
+    best = (values - model(points, z, signs, degree, scalar=scalar)).norm()
+    for _ in range(10):
+        R, failed = _cholesky(normal_matrix(points, z, signs, degree, scalar=scalar))
+        if failed:
+            break
+        step = _solve(R, _slope(points, values, z, signs, degree).flatten()).reshape(z.shape)
+        residual = (values - model(points, z + step, signs, degree, scalar=scalar)).norm()
+        if not residual < best:
+            break
+        z, best = z + step, residual
+    normal = normal_matrix(points, z, signs, degree, scalar=scalar)
+    R, failed = _cholesky(normal)
+    smallest, largest = (0.0, 1.0) if failed else extreme_singular_values(R)
+    if smallest <= 1e-8 * largest:  # squared, the limit of double precision
+        eigenvalues = torch.linalg.eigvalsh(normal)
+        nullity = int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum())
+        return Refined(z, None, 0.0, nullity)
+    return Refined(z, torch.cholesky_inverse(R, upper=True).reshape(*z.shape, *z.shape), smallest / largest, 0)
+
+
+def _slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:
+    """Jᵀ(values − model), (n, d)."""
+    t = points @ z.T
+    h = signs * t ** (degree - 1)
+    residual = values - model(points, z, signs, degree, scalar=values.dim() == 1)
+    if values.dim() == 1:
+        return degree * h.T @ (residual[:, None] * points)
+    inner = (degree - 1) * signs * t ** (degree - 2) * (residual @ z.T)
+    return inner.T @ points + h.T @ residual
+
+
+def _cholesky(normal: Tensor) -> tuple[Tensor, bool]:
+    R, info = torch.linalg.cholesky_ex(normal, upper=True)
+    return R, bool(info > 0)
+
+
+def _solve(R: Tensor, right: Tensor) -> Tensor:
+    return torch.cholesky_solve(right[:, None], R, upper=True)[:, 0]
