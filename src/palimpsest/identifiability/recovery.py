@@ -16,6 +16,7 @@ from palimpsest.identifiability import partial
 from palimpsest.identifiability.certificate import Certificate, Margins, Verdict, margins
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
+from palimpsest.identifiability.lowrank import complete
 from palimpsest.identifiability.polynomials import monomial_count
 from palimpsest.identifiability.readout import propagate, samples_and_weights
 from palimpsest.identifiability.refinement import Refined, model, refine
@@ -80,7 +81,7 @@ def identify(
     problem = _Problem.prepare(points, values, degree, bias, norm, count, noise)
     if not problem.values.any():
         return problem.undetermined("every value is zero, so no sample is active")
-    basis, bounds, interpolant = _interpolate(problem)
+    basis, bounds, interpolant = _interpolate(problem, seed)
     if interpolant.tensor is None:
         return problem.undetermined(_shortage(problem, interpolant, basis), basis, bounds, interpolant)
     T, U = _reduce(problem, interpolant.tensor, basis, interpolant)
@@ -165,16 +166,18 @@ class _Attempt:
         return self.fit.z @ self.embedding.T
 
 
-def _interpolate(problem: _Problem) -> tuple[Tensor, Tensor, Interpolant]:
+def _interpolate(problem: _Problem, seed: int) -> tuple[Tensor, Tensor, Interpolant]:
     """The span of the samples, read off vector values beforehand, and T on it."""
     w, F = problem.points, problem.values
     if problem.scalar:
-        d = w.shape[1]
-        basis, bounds = torch.eye(d, dtype=w.dtype), w.new_full((d,), torch.nan)
-    else:
-        basis, bounds = partial.span(F, problem.noise)
-        w, F = w @ basis, F @ basis
-    N = monomial_count(w.shape[1], problem.degree - (not problem.scalar))
+        if not monomial_count(w.shape[1], problem.degree) <= min(len(w), DENSE_LIMIT):
+            basis, interpolant = complete(w, F, problem.degree, seed=seed)
+            return basis, w.new_full((basis.shape[1],), torch.nan), interpolant
+        basis = torch.eye(w.shape[1], dtype=w.dtype)
+        return basis, w.new_full((len(basis),), torch.nan), interpolate(w, F, problem.degree)
+    basis, bounds = partial.span(F, problem.noise)
+    w, F = w @ basis, F @ basis
+    N = monomial_count(w.shape[1], problem.degree - 1)
     if N > DENSE_LIMIT:
         raise InvalidInputError(
             f"samples spanning {w.shape[1]} dimensions need {N} monomials, more than {DENSE_LIMIT}; project the data"
@@ -187,10 +190,10 @@ def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolan
     if not problem.scalar:
         return T, basis
     left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
-    U = left[:, σ > 10 * problem.noise / interpolant.conditioning * σ[0]]
+    kept = left[:, σ > 1000 * problem.noise / interpolant.conditioning * σ[0]]
     for _ in range(problem.degree):
-        T = torch.tensordot(T, U, dims=([0], [0]))
-    return T, U
+        T = torch.tensordot(T, kept, dims=([0], [0]))
+    return T, basis @ kept
 
 
 def _shortage(problem: _Problem, fit: Interpolant, basis: Tensor) -> str:

@@ -63,31 +63,44 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
 
 
 def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
-    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large."""
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large.
+
+    Steps are measured in units of ‖z_i‖. The normal matrix is renewed only while they are long: close to the
+    solution an old one converges as well.
+    """
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
-    scalar = values.dim() == 1
-    best = (values - model(points, z, signs, degree, scalar=scalar)).norm()
-    for _ in range(10):
-        R, failed = _cholesky(normal_matrix(points, z, signs, degree, scalar=scalar))
-        if failed:
-            break
-        step = _solve(R, _slope(points, values, z, signs, degree).flatten()).reshape(z.shape)
-        residual = (values - model(points, z + step, signs, degree, scalar=scalar)).norm()
+    scalar, unit = values.dim() == 1, z.norm(dim=1, keepdim=True)
+    best, length, R = torch.inf, torch.inf, z
+    for _ in range(20):
+        residual = float((values - model(points, z, signs, degree, scalar=scalar)).norm())
         if not residual < best:
             break
-        z, best = z + step, residual
-    normal = normal_matrix(points, z, signs, degree, scalar=scalar)
-    R, failed = _cholesky(normal)
-    smallest, largest = (0.0, 1.0) if failed else extreme_singular_values(R)
-    if smallest <= 1e-8 * largest:  # squared, the limit of double precision
-        eigenvalues = torch.linalg.eigvalsh(normal)
-        nullity = int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum())
-        return Refined(z, None, 0.0, nullity)
-    return Refined(z, torch.cholesky_inverse(R, upper=True).reshape(*z.shape, *z.shape), smallest / largest, 0)
+        if length > 1e-4:
+            R, failed = torch.linalg.cholesky_ex(_scaled_normal(points, z, signs, degree, unit, scalar), upper=True)
+            if failed:
+                return Refined(z, None, 0.0, _nullity(_scaled_normal(points, z, signs, degree, unit, scalar)))
+        kept, best = z, residual
+        downhill = (unit * slope(points, values, z, signs, degree)).reshape(-1, 1)
+        step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
+        z, length = z + unit * step, float(step.abs().max())
+    smallest, largest = extreme_singular_values(R)
+    scale = unit.expand_as(z).flatten()
+    covariance = torch.cholesky_inverse(R, upper=True) * scale[:, None] * scale
+    return Refined(kept, covariance.reshape(*z.shape, *z.shape), smallest / largest, 0)
 
 
-def _slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:
+def _scaled_normal(points, z, signs, degree, unit, scalar) -> Tensor:
+    scale = unit.expand_as(z).flatten()
+    return normal_matrix(points, z, signs, degree, scalar=scalar) * scale[:, None] * scale
+
+
+def _nullity(normal: Tensor) -> int:
+    eigenvalues = torch.linalg.eigvalsh(normal)
+    return int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum())
+
+
+def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:
     """Jᵀ(values − model), (n, d)."""
     t = points @ z.T
     h = signs * t ** (degree - 1)
@@ -96,12 +109,3 @@ def _slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int
         return degree * h.T @ (residual[:, None] * points)
     inner = (degree - 1) * signs * t ** (degree - 2) * (residual @ z.T)
     return inner.T @ points + h.T @ residual
-
-
-def _cholesky(normal: Tensor) -> tuple[Tensor, bool]:
-    R, info = torch.linalg.cholesky_ex(normal, upper=True)
-    return R, bool(info > 0)
-
-
-def _solve(R: Tensor, right: Tensor) -> Tensor:
-    return torch.cholesky_solve(right[:, None], R, upper=True)[:, 0]
