@@ -16,6 +16,7 @@ class Verdict(StrEnum):
 
     IDENTIFIED = "identified"
     UP_TO = "identified up to"
+    CONDITIONAL = "identified if"
     IN_PART = "identified in part"
     NOT_IDENTIFIED = "not identified"
 
@@ -58,8 +59,8 @@ class Certificate:
 
     Attributes:
         verdict: see `Verdict`.
-        reason: why not more is identified; empty when nothing stands in the way.
-        not_identified: what these evaluations can never tell, or what the verdict presumes.
+        reason: the condition, or why not more is identified; empty when nothing stands in the way.
+        not_identified: what these evaluations can never tell about active samples. (Inactive ones leave no trace.)
         degree: α.
         dimension: d of the samples (including the constant 1 of a bias).
         reduced_dimension: r, the dimension of the span of the active samples.
@@ -108,8 +109,11 @@ class Certificate:
         """The verdict as one sentence."""
         if self.verdict is Verdict.IDENTIFIED:
             return str(self.verdict)
+        open_ = " and ".join(self.not_identified)
         if self.verdict is Verdict.UP_TO:
-            return f"{self.verdict} {'; '.join(self.not_identified)}"
+            return f"{self.verdict} {open_}"
+        if self.verdict is Verdict.CONDITIONAL:
+            return f"{self.verdict} {self.reason}" + (f", up to {open_}" if open_ else "")
         return f"{self.verdict}: {self.reason}"
 
     def __str__(self) -> str:

@@ -29,7 +29,8 @@ class Terms:
         duals: u_i scaled to x_i·u_i = 1 (to φ_p(x_i)·u_i = 1 when overcomplete), (n, C(d+p−1, p)).
         genuine: which terms are real, (n,); the others only span the space that is left.
         conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
-        separation: smallest relative distance between eigenvalues of the chosen pair of slices.
+        separation: smallest distance between eigenvalues of the chosen pair of slices, over the condition of its
+            eigenvectors: what noise on T is divided by.
     """
 
     samples: Tensor
@@ -57,15 +58,24 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
         noise: accuracy of T relative to its norm, below which a direction of the slices counts as empty.
         pairs: number of random pairs of slices among which the best-conditioned one is kept.
     """
-    generator = torch.Generator().manual_seed(seed)
-    V = torch.randn(2 * pairs, T.shape[0], generator=generator, dtype=T.dtype)
-    M = torch.stack([_slice(T, v, p) for v in V / V.norm(dim=1, keepdim=True)])
+    M = torch.stack([_slice(T, v, p) for v in _directions(T, 2 * pairs, seed)])
     σ, basis = _range(M, noise)
     C = basis.T @ M @ basis
     u, separation, real = max(
         (_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)), key=lambda found: (found[2].sum(), found[1])
     )
     return _polish(T, basis, u, p, real, separation)
+
+
+def _directions(T: Tensor, number: int, seed: int) -> Tensor:
+    """Random unit vectors v, half of them drawn from the inverse of the spread of T.
+
+    Samples that resemble each other (x_i·v almost equal for every i) are told apart by the latter only.
+    """
+    left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
+    v = torch.randn(number, len(σ), generator=torch.Generator().manual_seed(seed), dtype=T.dtype)
+    v[number // 2 :] /= σ.clamp(min=1e-6 * float(σ[0]))
+    return torch.nn.functional.normalize(v @ left.T, dim=1)
 
 
 def _slice(T: Tensor, v: Tensor, p: int) -> Tensor:
@@ -94,28 +104,30 @@ def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
     real = eigenvalues.imag.abs() <= 1e-9 * eigenvalues.abs()
     u = torch.where(eigenvalues.imag < 0, vectors.imag, vectors.real)
     angle = torch.atan2(eigenvalues.real, torch.ones_like(eigenvalues.real))  # eigenvalues live on a circle
-    gaps = (angle[:, None] - angle).abs() + torch.eye(len(angle), dtype=A.dtype) * torch.pi
-    return u, float(torch.minimum(gaps, torch.pi - gaps + 1e-300).min()), real
+    gaps = (angle[:, None] - angle).abs() + torch.eye(len(angle), dtype=A.dtype) * (torch.pi / 2)
+    gap = torch.minimum(gaps, torch.pi - gaps).clamp(min=0).min()
+    σ = torch.linalg.svdvals(u)
+    return u, float(gap * σ[-1] / σ[0]), real
 
 
 def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor, separation: float) -> Terms:
-    """Alternate u_i ← dual vectors of φ_p(x_i) and b_i x_i ← T(·, u_i, …, u_i)."""
-    duals = (basis @ u).T
-    features = torch.linalg.pinv(duals).T
-    x = _unlift(features, T.shape[0], p)
+    """Alternate u_i ← dual vectors of φ_p(x_i) and b_i x_i ← T(·, u_i, …, u_i), for the real terms.
+
+    The others, a real basis of the plane of each complex pair, stay: noise may have made them complex.
+    """
+    x = _unlift(torch.linalg.pinv((basis @ u).T).T, T.shape[0], p)
     for _ in range(12):
-        features = torch.where(real[:, None], monomials(x, p), features / features.norm(dim=1, keepdim=True))
+        features = monomials(x, p)
         duals = torch.linalg.pinv(features).T
         bx = _contract_duals(T, duals, p)
         weights = (bx * x).sum(1)
         new = bx / bx.norm(dim=1, keepdim=True) * weights.sign()[:, None]
-        change = (new - x)[real].abs().max() if real.any() else torch.tensor(0.0)
-        x = torch.where(real[:, None], new, x)
-        if not change > 1e-15:
+        new = torch.where(real[:, None] & new.isfinite(), new, x)
+        change, x = (new - x).abs().max(), new
+        if change <= 1e-15:
             break
     σ = torch.linalg.svdvals(features)
-    genuine = real & torch.isfinite(x).all(1) & (weights != 0)
-    return Terms(x, weights, duals, genuine, float(σ[-1] / σ[0]), separation)
+    return Terms(x, weights, duals, real, float(σ[-1] / σ[0]), separation)
 
 
 def _unlift(features: Tensor, d: int, p: int) -> Tensor:

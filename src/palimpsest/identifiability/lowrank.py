@@ -11,14 +11,12 @@ residual is T, however its terms split the samples among themselves.
 
 from __future__ import annotations
 
-import math
-
 import torch
 from torch import Tensor
 
 from palimpsest.identifiability.interpolation import Interpolant
 from palimpsest.identifiability.polynomials import power_sum
-from palimpsest.identifiability.refinement import NORMAL_LIMIT, model, normal_matrix, slope
+from palimpsest.identifiability.refinement import NORMAL_LIMIT, least_squares, model
 
 
 def surplus_terms(points: Tensor) -> int:
@@ -48,23 +46,9 @@ def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> t
 
 
 def _fit(points: Tensor, values: Tensor, signs: Tensor, degree: int, seed: int) -> tuple[Tensor, float]:
-    """Levenberg–Marquardt on the terms; returns them and the relative misfit."""
+    """Terms fitted from a random start of half the size of the values, and the relative misfit."""
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(signs), points.shape[1], generator=generator, dtype=points.dtype)
-    size = values.norm()
-    z *= 0.5 * float(size / model(points, z, signs, degree, scalar=True).norm()) ** (1 / degree)
-    best, μ = torch.inf, 1.0
-    normal, downhill = z, z
-    for _ in range(400):
-        misfit = float((values - model(points, z, signs, degree, scalar=True)).norm() / size)
-        if misfit < best:
-            kept, best, μ = z, misfit, max(μ / 4, 1e-13)
-            normal = normal_matrix(points, z, signs, degree, scalar=True)
-            downhill = slope(points, values, z, signs, degree).reshape(-1, 1)
-        else:
-            μ *= 4
-        if best < 3e-15 or not μ < 1e8 or not math.isfinite(best):
-            break
-        damped = normal + μ * normal.diagonal().mean() * torch.eye(len(normal), dtype=z.dtype)
-        z = kept + torch.linalg.solve(damped, downhill).reshape(z.shape)
-    return kept, best
+    z *= 0.5 * float(values.norm() / model(points, z, signs, degree, scalar=True).norm()) ** (1 / degree)
+    z, _, misfit = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
+    return z, misfit

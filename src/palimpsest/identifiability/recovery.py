@@ -65,8 +65,8 @@ def identify(
         bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm, and
             is not part of the returned samples.
         norm: the common norm of the samples, where it is known.
-        count: the number of active samples, where it is known. Without it the answer is the only data set with at
-            most as many samples as it has itself; α or more samples in one plane can imitate two.
+        count: the number of active samples, where it is known. Without it the verdict is conditional: the answer is
+            the only data set of at most its own size, but α samples in one plane can imitate two others.
         noise: standard deviation of the error of the values, relative to their root mean square. By default the
             values are taken to be as accurate as their floating-point type. A larger misfit is never explained away.
         network: the stationary point the values came from, to compare margins, scale and labels.
@@ -86,7 +86,7 @@ def identify(
         return problem.undetermined(_shortage(problem, interpolant, basis), basis, bounds, interpolant)
     T, U = _reduce(problem, interpolant.tensor, basis, interpolant)
     for p in orders(degree):
-        attempt = _attempt(problem, interpolant, T, U, p, seed)
+        attempt = _fit(problem, _start(problem, interpolant, T, U, p, seed))
         if attempt.misfit <= problem.allowed:
             return _conclude(problem, interpolant, attempt, U, bounds, network)
     return _in_part(problem, interpolant, T, U, bounds, seed)
@@ -203,19 +203,23 @@ def _shortage(problem: _Problem, fit: Interpolant, basis: Tensor) -> str:
     )
 
 
-def _attempt(problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, p: int, seed: int) -> _Attempt:
-    """Decompose T and refine on the values; the misfit is that of all values, in all directions."""
+def _start(problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, p: int, seed: int) -> _Attempt:
+    """The terms of T in the coordinates of the fit: those of the span, or for scalar values of the whole space."""
     terms = decompose(T, p, noise=min(1e-3, 10 * problem.noise / interpolant.conditioning), seed=seed)
     embedding = torch.eye(len(U), dtype=U.dtype) if problem.scalar else U
-    x = terms.samples @ U.T @ embedding
-    signs = terms.weights.sign()
-    w, F = problem.points @ embedding, problem.values if problem.scalar else problem.values @ embedding
-    z = terms.weights.abs().pow(1 / problem.degree)[:, None] * x
-    if not (terms.genuine.all() and torch.isfinite(z).all()):
-        return _Attempt(terms, Refined(z, None, torch.nan, 0), signs, embedding, torch.inf)
-    fit = refine(w, F, z, signs, problem.degree)
-    fitted = model(problem.points, fit.z @ embedding.T, signs, problem.degree, scalar=problem.scalar)
-    return _Attempt(terms, fit, signs, embedding, float((problem.values - fitted).norm() / problem.values.norm()))
+    z = terms.weights.abs().pow(1 / problem.degree)[:, None] * (terms.samples @ U.T @ embedding)
+    return _Attempt(terms, Refined(z, None, torch.nan, 0), terms.weights.sign(), embedding, torch.inf)
+
+
+def _fit(problem: _Problem, start: _Attempt) -> _Attempt:
+    """Refine the terms on the values; the misfit is that of all values, in all directions."""
+    if not torch.isfinite(start.z).all():
+        return start
+    w, F = problem.points @ start.embedding, problem.values
+    fit = refine(w, F if problem.scalar else F @ start.embedding, start.fit.z, start.signs, problem.degree)
+    fitted = model(w, fit.z, start.signs, problem.degree, scalar=problem.scalar)
+    residual = F - (fitted if problem.scalar else fitted @ start.embedding.T)
+    return replace(start, fit=fit, misfit=float(residual.norm() / F.norm()))
 
 
 def _conclude(
@@ -271,25 +275,24 @@ def _verdict(
         return Verdict.NOT_IDENTIFIED, reason, ("the samples",)
     if nullity or not sure.any():
         return Verdict.NOT_IDENTIFIED, "noise of the presumed size hides every sample", ("the samples",)
-    open_ = _open(problem, n, compared)
+    open_ = _open(problem, compared)
     if not sure.all():
         reason = f"{int((~sure).sum())} of {n} samples are hidden by noise of the presumed size"
         return Verdict.IN_PART, reason, open_
+    if problem.count is None:
+        return Verdict.CONDITIONAL, f"no more than {n} samples are active", open_
     return (Verdict.UP_TO if open_ else Verdict.IDENTIFIED), "", open_
 
 
-def _open(problem: _Problem, n: int, compared: Margins | None) -> tuple[str, ...]:
-    """What no evaluation of f can tell."""
+def _open(problem: _Problem, compared: Margins | None) -> tuple[str, ...]:
+    """What no evaluation of f can tell about an active sample."""
     open_ = []
     if not problem.bias:
-        label = " and of its weight" if problem.degree % 2 else ""
-        open_.append(f"the sign of each sample{label}")
+        open_.append("the sign of each sample" + (" (and so its label)" if problem.degree % 2 else ""))
         if problem.norm is None:
-            open_.append("the norm of each sample")
+            open_.append("its norm")
     if compared is not None:
         open_.append("the common scale of the weights")
-    if problem.count is None:
-        open_.append(f"data sets of more than {n} active samples")
     return tuple(open_)
 
 
@@ -297,7 +300,7 @@ def _in_part(
     problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, bounds: Tensor, seed: int
 ) -> Identification:
     """T is known, but is no sum of independent terms to within the noise: keep the terms that split off."""
-    attempt = _attempt(problem, interpolant, T, U, 1, seed)
+    attempt = _start(problem, interpolant, T, U, 1, seed)
     tolerance = 100 * problem.noise / interpolant.conditioning
     if interpolant.misfit > tolerance:
         reason = (
@@ -307,13 +310,14 @@ def _in_part(
         return problem.undetermined(reason, U, bounds, interpolant)
     defects = partial.split_off(T, attempt.terms)
     samples, weights, errors = _in_units(problem, attempt, interpolant)
-    kept = attempt.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
+    splits = attempt.terms.genuine & (defects <= LARGEST_ERROR * attempt.terms.conditioning)
+    kept = splits & (errors * problem.noise <= LARGEST_ERROR)
     reason = f"only {int(kept.sum())} terms split off; the active samples are linearly dependent, or too many"
     rest = problem.undetermined(reason, U, bounds, interpolant)
     if not kept.any() or problem.count is not None or problem.scalar:
         return rest
     certificate = replace(
         rest.certificate, verdict=Verdict.IN_PART, error_per_noise=errors[kept],
-        not_identified=_open(problem, int(kept.sum()), None), sample_conditioning=attempt.terms.conditioning,
+        not_identified=_open(problem, None), sample_conditioning=attempt.terms.conditioning,
     )  # fmt: skip
     return Identification(samples[kept], weights[kept], certificate, U)

@@ -63,41 +63,50 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
 
 
 def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
-    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large.
-
-    Steps are measured in units of ‖z_i‖. The normal matrix is renewed only while they are long: close to the
-    solution an old one converges as well.
-    """
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large."""
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
-    scalar, unit = values.dim() == 1, z.norm(dim=1, keepdim=True)
-    best, length, R = torch.inf, torch.inf, z
-    for _ in range(20):
-        residual = float((values - model(points, z, signs, degree, scalar=scalar)).norm())
-        if not residual < best:
-            break
-        if length > 1e-4:
-            R, failed = torch.linalg.cholesky_ex(_scaled_normal(points, z, signs, degree, unit, scalar), upper=True)
-            if failed:
-                return Refined(z, None, 0.0, _nullity(_scaled_normal(points, z, signs, degree, unit, scalar)))
-        kept, best = z, residual
-        downhill = (unit * slope(points, values, z, signs, degree)).reshape(-1, 1)
-        step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
-        z, length = z + unit * step, float(step.abs().max())
+    z, normal, _ = least_squares(points, values, z, signs, degree, damping=0.0)
+    scale = z.norm(dim=1, keepdim=True).expand_as(z).flatten()
+    scaled = normal * scale[:, None] * scale
+    R, failed = torch.linalg.cholesky_ex(scaled, upper=True)
+    if failed:
+        eigenvalues = torch.linalg.eigvalsh(scaled)
+        return Refined(z, None, 0.0, int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum()))
     smallest, largest = extreme_singular_values(R)
-    scale = unit.expand_as(z).flatten()
     covariance = torch.cholesky_inverse(R, upper=True) * scale[:, None] * scale
-    return Refined(kept, covariance.reshape(*z.shape, *z.shape), smallest / largest, 0)
+    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, 0)
 
 
-def _scaled_normal(points, z, signs, degree, unit, scalar) -> Tensor:
-    scale = unit.expand_as(z).flatten()
-    return normal_matrix(points, z, signs, degree, scalar=scalar) * scale[:, None] * scale
+def least_squares(
+    points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float, iterations: int = 25
+) -> tuple[Tensor, Tensor, float]:
+    """Levenberg–Marquardt; returns z, JᵀJ close to it and the relative misfit. Without damping, Gauss–Newton.
 
-
-def _nullity(normal: Tensor) -> int:
-    eigenvalues = torch.linalg.eigvalsh(normal)
-    return int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum())
+    JᵀJ is renewed only while steps are long: close to the solution an old one converges as well.
+    """
+    scalar, size = values.dim() == 1, values.norm()
+    best, μ, length = torch.inf, damping, torch.inf
+    kept, normal, downhill = z, z, z
+    for _ in range(iterations):
+        misfit = float((values - model(points, z, signs, degree, scalar=scalar)).norm() / size)
+        if misfit < best:
+            kept, best, μ = z, misfit, (μ / 4 if μ > 1e-13 else 0.0)
+            downhill = slope(points, values, z, signs, degree).reshape(-1, 1)
+            if length > 1e-4 * float(z.abs().max()):
+                normal = normal_matrix(points, z, signs, degree, scalar=scalar)
+        elif length <= 1e-4 * float(kept.abs().max()) or μ > 1e8 or best == torch.inf:
+            break
+        else:
+            μ = max(4 * μ, 1e-6)
+        damped = normal + μ * normal.diagonal().mean() * torch.eye(len(normal), dtype=z.dtype)
+        R, failed = torch.linalg.cholesky_ex(damped, upper=True)
+        if failed:
+            z, length = kept.new_full(kept.shape, torch.nan), torch.inf
+            continue
+        step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
+        z, length = kept + step, float(step.abs().max())
+    return kept, normal, best
 
 
 def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:
