@@ -40,3 +40,7 @@ class DivergenceError(PalimpsestError):
 
 class CheckpointError(PalimpsestError):
     """A saved state that cannot be read, or belongs to another problem."""
+
+
+class NoCounterexampleError(PalimpsestError):
+    """No other data set was found that gives the same weights, which proves nothing."""

@@ -84,6 +84,9 @@ def identify(
     basis, bounds, interpolant = _interpolate(problem, seed)
     if interpolant.tensor is None:
         return problem.undetermined(_shortage(problem, interpolant, basis), basis, bounds, interpolant)
+    if not _checked(problem, basis):
+        reason = f"{len(problem.points)} evaluations are just enough to fit anything; one more is needed as a check"
+        return problem.undetermined(reason, basis, bounds, interpolant)
     T, U = _reduce(problem, interpolant.tensor, basis, interpolant)
     for p in orders(degree):
         attempt = _fit(problem, _start(problem, interpolant, T, U, p, seed))
@@ -183,6 +186,17 @@ def _interpolate(problem: _Problem, seed: int) -> tuple[Tensor, Tensor, Interpol
             f"samples spanning {w.shape[1]} dimensions need {N} monomials, more than {DENSE_LIMIT}; project the data"
         )
     return basis, bounds, interpolate(w, F, problem.degree)
+
+
+def _checked(problem: _Problem, basis: Tensor) -> bool:
+    """Do evaluations outnumber what they determine: the dimension of the span, and the entries of T on it?
+
+    Where every value brings a new direction, as at the minimum of the margin problem, the next might have too.
+    """
+    m, r = len(problem.points), basis.shape[1]
+    if problem.scalar:
+        return r < len(basis) or m > monomial_count(r, problem.degree)  # completion keeps its own reserve
+    return m > r and m * r > monomial_count(r, problem.degree)
 
 
 def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolant) -> tuple[Tensor, Tensor]:
