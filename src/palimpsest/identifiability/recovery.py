@@ -204,7 +204,8 @@ def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolan
     if not problem.scalar:
         return T, basis
     left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
-    kept = left[:, σ > 1000 * problem.noise / interpolant.conditioning * σ[0]]
+    accuracy = problem.noise / interpolant.conditioning + interpolant.misfit
+    kept = left[:, σ > 1000 * accuracy * σ[0]]
     for _ in range(problem.degree):
         T = torch.tensordot(T, kept, dims=([0], [0]))
     return T, basis @ kept

@@ -93,7 +93,7 @@ def least_squares(
         if misfit < best:
             kept, best, μ = z, misfit, (μ / 4 if μ > 1e-13 else 0.0)
             downhill = slope(points, values, z, signs, degree).reshape(-1, 1)
-            if length > 1e-4 * float(z.abs().max()):
+            if μ or length > 1e-4 * float(z.abs().max()):
                 normal = normal_matrix(points, z, signs, degree, scalar=scalar)
         elif length <= 1e-4 * float(kept.abs().max()) or μ > 1e8 or best == torch.inf:
             break

@@ -8,12 +8,13 @@ Lower powers in the activation are fitted and taken away, so that what is return
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.errors import InvalidInputError, NoGradientError
 from palimpsest.identifiability.polynomials import monomial_count, monomials
 from palimpsest.networks import PolynomialNetwork
 
@@ -29,27 +30,34 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
     >>> points.shape, values.shape
     (torch.Size([10, 3]), torch.Size([10, 3]))
     """
-    w = _lifted(network, dict(network.named_parameters()))
-    return _vector_evaluations(network, w)
+    w, a = _lifted(network, _parameters(network)), _head(network)
+    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
+    values = w[alive] / (network.degree * network.coefficients[-1] * a[alive, None])
+    return w[alive], _leading_part(w[alive], values, network)
 
 
 def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) -> Evaluations:
     """f(W_j) = ∇_{W_j}L/(α a_j) from one batch gradient, keyed as ``network.named_parameters()``.
 
-    The weights of the samples are b_i = ∂L/∂Φ(x_i).
+    The weights of the samples are b_i = ∂L/∂Φ(x_i). As f is homogeneous, the evaluation at W_j may as well be stated at
+    a multiple of W_j: the one chosen leaves the gradient undivided, so that small a_j do not magnify its errors.
     """
-    return _vector_evaluations(network, _lifted(network, gradient))
+    return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
 
 
 def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
-    """f(W_j(0)) ≈ (W_j − W_j(0))/(α a_j(0)), exact to the relative movement of the parameters.
+    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken half-way between the initial and the final parameters.
 
-    Pass that movement as ``noise`` to `identify`, as this is the accuracy of the values.
+    Half-way, the error is of second order in the relative movement of the parameters as long as they move in a straight
+    line, of first order otherwise. Pass the movement as ``noise`` to `identify`.
     """
-    start, end = (_lifted(net, dict(net.named_parameters())) for net in (initial, final))
+    start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
     if start.shape != end.shape:
         raise InvalidInputError("the initial and final networks differ in shape; give two states of one network")
-    return _vector_evaluations(initial, end - start)
+    half_way = copy.deepcopy(initial)
+    with torch.no_grad():
+        half_way.a.copy_((initial.a + final.a) / 2)
+    return _undivided(half_way, (start + end) / 2, end - start)
 
 
 def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
@@ -57,8 +65,8 @@ def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> 
 
     Each step adds to a_j a multiple of σ(W_j·x_i) per sample, and W_j never moves, so the sum is exact.
     """
-    w = _lifted(initial, dict(initial.named_parameters()))
-    if not torch.equal(w, _lifted(final, dict(final.named_parameters()))):
+    w = _lifted(initial, _parameters(initial))
+    if not torch.equal(w, _lifted(final, _parameters(final))):
         raise InvalidInputError("W or b moved, so more than the head was trained; use from_lazy_training")
     values = (final.a - initial.a).detach().to(w) / initial.coefficients[-1]
     return w, _leading_part(w, values, initial)
@@ -75,17 +83,25 @@ def _lifted(network: PolynomialNetwork, parameters: Mapping[str, Tensor]) -> Ten
     return torch.cat([block.reshape(len(blocks[0]), -1) for block in blocks], 1)
 
 
-def _vector_evaluations(network: PolynomialNetwork, numerators: Tensor) -> Evaluations:
-    """Divide by α a_j c_α, leaving out dead neurons, whose a_j says nothing."""
-    w = _lifted(network, dict(network.named_parameters()))
-    a = network.a.detach().to(w)
-    if not (torch.isfinite(a).all() and torch.isfinite(w).all()):
-        raise NonFiniteError("the network holds NaN or infinity; give the weights of a finite network")
+def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
+    return dict(network.named_parameters())
+
+
+def _head(network: PolynomialNetwork) -> Tensor:
+    a = network.a.detach()
+    if not a.any():
+        raise NoGradientError("every head weight a_j is zero, so W carries no trace of the data; train the head")
+    return a
+
+
+def _undivided(network: PolynomialNetwork, w: Tensor, numerators: Tensor) -> Evaluations:
+    """f(c_j w_j) with c_j^{α−1} = |a_j|/ā, for the mean ā of |a_j|: numerators times sign(a_j)/(α c_α ā)."""
+    a = _head(network).to(w)
     alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
-    if not alive.any():
-        raise NoGradientError("every head weight a_j is zero, so W carries no trace of the data")
-    values = numerators.to(w)[alive] / (network.degree * network.coefficients[-1] * a[alive, None])
-    return w[alive], _leading_part(w[alive], values, network)
+    w, a, numerators = w[alive], a[alive, None], numerators.to(w)[alive]
+    share = a.abs() / a.abs().mean()
+    values = _leading_part(w, numerators / (network.degree * network.coefficients[-1] * a), network)
+    return share ** (1 / (network.degree - 1)) * w, share * values
 
 
 def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tensor:
