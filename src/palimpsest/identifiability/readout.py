@@ -36,6 +36,8 @@ def propagate(derivative: Tensor, covariance: Tensor, outside: Tensor, embedding
         embedding: orthonormal columns, (D, k).
     """
     inside = derivative @ embedding
-    variance = ((inside @ covariance) * inside).sum((1, 2))
+    hidden = covariance.diagonal(dim1=1, dim2=2).isinf().any(1)
+    variance = ((inside @ covariance.nan_to_num(posinf=0.0)) * inside).sum((1, 2))
+    variance[hidden] = torch.inf
     rest = derivative.square().sum((1, 2)) - inside.square().sum((1, 2))
     return (variance + outside * rest.clamp(min=0)).sqrt()

@@ -17,7 +17,7 @@ from palimpsest.identifiability.certificate import Certificate, Margins, Verdict
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
-from palimpsest.identifiability.polynomials import monomial_count
+from palimpsest.identifiability.polynomials import kernel, monomial_count
 from palimpsest.identifiability.readout import propagate, samples_and_weights
 from palimpsest.identifiability.refinement import Refined, model, refine
 from palimpsest.networks import PolynomialNetwork
@@ -68,7 +68,8 @@ def identify(
         count: the number of active samples, where it is known. Without it the verdict is conditional: the answer is
             the only data set of at most its own size, but α samples in one plane can imitate two others.
         noise: standard deviation of the error of the values, relative to their root mean square. By default the
-            values are taken to be as accurate as their floating-point type. A larger misfit is never explained away.
+            values are taken to be as accurate as their floating-point type. If they turn out not to be, up to 1e-4
+            is tried, and the verdict depends on the misfit being noise.
         network: the stationary point the values came from, to compare margins, scale and labels.
         seed: of the random slices.
 
@@ -81,18 +82,40 @@ def identify(
     problem = _Problem.prepare(points, values, degree, bias, norm, count, noise)
     if not problem.values.any():
         return problem.undetermined("every value is zero, so no sample is active")
+    first, misfits = None, dict[int, float]()
+    for level in problem.levels:
+        trial = replace(problem, noise=level)
+        if misfits.get(trial.rank, 0.0) > trial.allowed:
+            continue  # the same span leaves the same misfit
+        found = _solve(trial, network, seed)
+        consistent = found.certificate.interpolation_misfit <= trial.allowed  # no more noise than this
+        if consistent or found.certificate.verdict is not Verdict.NOT_IDENTIFIED:
+            return found
+        first = first or found
+        misfits[trial.rank] = found.certificate.misfit if found.certificate.misfit > 0 else torch.inf
+    return first
+
+
+def _solve(problem: _Problem, network: PolynomialNetwork | None, seed: int) -> Identification:
+    """Recovery from values of known accuracy."""
     basis, bounds, interpolant = _interpolate(problem, seed)
+    if not basis.shape[1]:
+        return problem.undetermined("no sample stands out of the noise")
     if interpolant.tensor is None:
         return problem.undetermined(_shortage(problem, interpolant, basis), basis, bounds, interpolant)
     if not _checked(problem, basis):
         reason = f"{len(problem.points)} evaluations are just enough to fit anything; one more is needed as a check"
         return problem.undetermined(reason, basis, bounds, interpolant)
     T, U = _reduce(problem, interpolant.tensor, basis, interpolant)
-    for p in orders(degree):
+    if not U.shape[1]:
+        return problem.undetermined("no sample stands out of the noise", U, bounds[:0], interpolant)
+    best = torch.inf
+    for p in orders(problem.degree):
         attempt = _fit(problem, _start(problem, interpolant, T, U, p, seed))
         if attempt.misfit <= problem.allowed:
             return _conclude(problem, interpolant, attempt, U, bounds, network)
-    return _in_part(problem, interpolant, T, U, bounds, seed)
+        best = min(best, attempt.misfit)
+    return _in_part(problem, interpolant, T, U, bounds, seed, best)
 
 
 @dataclass(frozen=True)
@@ -106,6 +129,8 @@ class _Problem:
     norm: float | None
     count: int | None
     noise: float
+    rounding: float  # the least noise
+    declared: bool  # whether the caller vouches for the noise
     unit: float  # weights in the caller's units per weight in ours
 
     @classmethod
@@ -124,15 +149,30 @@ class _Problem:
         if not (torch.isfinite(w).all() and torch.isfinite(F).all()):
             raise NonFiniteError("points or values hold NaN or infinity; leave those evaluations out")
         kinds = [t.dtype for t in (w, F) if t.is_floating_point()]
-        rounding = max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
+        rounding = 100 * max((torch.finfo(kind).eps for kind in kinds), default=torch.finfo(torch.float64).eps)
         w, F = w.to("cpu", torch.float64), F.to("cpu", torch.float64)
         ω, ν = (float(t.square().mean().sqrt()) or 1.0 for t in (w, F))
         unit = ν / ω ** (degree - 1 if F.dim() == 2 else degree)
-        return cls(w / ω, F / ν, degree, bias, norm, count, noise or 100 * rounding, unit)
+        return cls(w / ω, F / ν, degree, bias, norm, count, noise or rounding, rounding, noise is not None, unit)
 
     @property
     def scalar(self) -> bool:
         return self.values.dim() == 1
+
+    @property
+    def levels(self) -> list[float]:
+        """Noise to presume: the declared one, or else rounding, then ever more of it."""
+        more = [] if self.declared else [10.0**k for k in range(-13, -3) if 10.0**k > 2 * self.noise]
+        return [self.noise, *more]
+
+    @property
+    def estimated(self) -> bool:
+        return not self.declared and self.noise > self.rounding
+
+    @property
+    def rank(self) -> int:
+        """Dimension of the span of the samples at the presumed noise; vector values only."""
+        return -1 if self.scalar else partial.span(self.values, self.noise)[0].shape[1]
 
     @property
     def allowed(self) -> float:
@@ -180,7 +220,7 @@ def _interpolate(problem: _Problem, seed: int) -> tuple[Tensor, Tensor, Interpol
         return basis, w.new_full((len(basis),), torch.nan), interpolate(w, F, problem.degree)
     basis, bounds = partial.span(F, problem.noise)
     w, F = w @ basis, F @ basis
-    N = monomial_count(w.shape[1], problem.degree - 1)
+    N = monomial_count(max(w.shape[1], 1), problem.degree - 1)
     if N > DENSE_LIMIT:
         raise InvalidInputError(
             f"samples spanning {w.shape[1]} dimensions need {N} monomials, more than {DENSE_LIMIT}; project the data"
@@ -191,12 +231,16 @@ def _interpolate(problem: _Problem, seed: int) -> tuple[Tensor, Tensor, Interpol
 def _checked(problem: _Problem, basis: Tensor) -> bool:
     """Do evaluations outnumber what they determine: the dimension of the span, and the entries of T on it?
 
-    Where every value brings a new direction, as at the minimum of the margin problem, the next might have too.
+    Where every independent evaluation brings a new direction, as at the minimum of the margin problem, the next might
+    have too. Independent evaluations are counted by the rank of K_pq = (w_p·w_q)^{α−1}.
     """
     m, r = len(problem.points), basis.shape[1]
     if problem.scalar:
         return r < len(basis) or m > monomial_count(r, problem.degree)  # completion keeps its own reserve
-    return m > r and m * r > monomial_count(r, problem.degree)
+    some = problem.points[torch.randperm(m, generator=torch.Generator().manual_seed(0))[: max(4 * r, 200)]]
+    some = torch.nn.functional.normalize(some, dim=1)
+    independent = int(torch.linalg.matrix_rank(kernel(some, some, problem.degree - 1), hermitian=True, rtol=1e-12))
+    return independent > r and m * r > monomial_count(r, problem.degree)
 
 
 def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolant) -> tuple[Tensor, Tensor]:
@@ -241,11 +285,14 @@ def _conclude(
     problem: _Problem, interpolant: Interpolant, attempt: _Attempt, U: Tensor, bounds: Tensor, network
 ) -> Identification:
     """Samples in the caller's units, their expected errors, and the verdict."""
+    if problem.estimated:
+        spare = 1 - attempt.fit.z.numel() / (attempt.embedding.shape[1] ** (not problem.scalar) * len(problem.points))
+        problem = replace(problem, noise=max(problem.rounding, attempt.misfit / max(spare, 1e-2) ** 0.5))
     samples, weights, errors = _in_units(problem, attempt, interpolant)
     size = samples.norm(dim=1) if not problem.bias else (samples.square().sum(1) + 1).sqrt()
     sure = errors * problem.noise <= LARGEST_ERROR * size
     compared = None if network is None else margins(network, samples, weights)
-    verdict, reason, open_ = _verdict(problem, sure, len(samples), compared, attempt.fit.nullity)
+    verdict, reason, open_ = _verdict(problem, sure, len(samples), U.shape[1], attempt.fit.nullity, compared)
     if verdict is Verdict.NOT_IDENTIFIED:
         sure = torch.zeros_like(sure)
     certificate = problem.undetermined(reason, U, bounds, interpolant).certificate
@@ -275,6 +322,8 @@ def _variance(problem: _Problem, attempt: _Attempt, interpolant: Interpolant) ->
     """
     z, (n, k) = attempt.fit.z, attempt.fit.z.shape
     if attempt.fit.covariance is None:
+        if problem.scalar or attempt.terms.duals.shape[1] != k:
+            return z.new_full((n, k, k), torch.inf), z.new_full((n,), torch.inf)
         gain = interpolant.noise_gain(attempt.terms.duals) * z.norm(dim=1) / attempt.terms.weights.abs()
         return gain.square()[:, None, None] * torch.eye(k, dtype=z.dtype), gain.square()
     i = torch.arange(n)
@@ -283,19 +332,28 @@ def _variance(problem: _Problem, attempt: _Attempt, interpolant: Interpolant) ->
 
 
 def _verdict(
-    problem: _Problem, sure: Tensor, n: int, compared: Margins | None, nullity: int
+    problem: _Problem, sure: Tensor, n: int, r: int, family: int, compared: Margins | None
 ) -> tuple[Verdict, str, tuple[str, ...]]:
     if problem.count not in (None, n):
         reason = f"{problem.count} active samples were announced, but the values are those of {n}"
         return Verdict.NOT_IDENTIFIED, reason, ("the samples",)
-    if nullity or not sure.any():
+    if problem.count is None and 1 < r and n * r >= monomial_count(r, problem.degree):
+        reason = f"any tensor in {r} dimensions is a sum of {n} terms, so these prove nothing; give the count"
+        return Verdict.NOT_IDENTIFIED, reason, ("the samples",)
+    if family:
+        reason = f"the samples belong to a family of dimension {family} with the same values"
+        return Verdict.NOT_IDENTIFIED, reason, ("the samples",)
+    if not sure.any():
         return Verdict.NOT_IDENTIFIED, "noise of the presumed size hides every sample", ("the samples",)
     open_ = _open(problem, compared)
     if not sure.all():
         reason = f"{int((~sure).sum())} of {n} samples are hidden by noise of the presumed size"
         return Verdict.IN_PART, reason, open_
-    if problem.count is None:
-        return Verdict.CONDITIONAL, f"no more than {n} samples are active", open_
+    conditions = [f"no more than {n} samples are active"] if problem.count is None else []
+    if problem.estimated:
+        conditions.append(f"the misfit of {problem.noise:.0e} is noise in the values")
+    if conditions:
+        return Verdict.CONDITIONAL, " and ".join(conditions), open_
     return (Verdict.UP_TO if open_ else Verdict.IDENTIFIED), "", open_
 
 
@@ -312,23 +370,23 @@ def _open(problem: _Problem, compared: Margins | None) -> tuple[str, ...]:
 
 
 def _in_part(
-    problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, bounds: Tensor, seed: int
+    problem: _Problem, interpolant: Interpolant, T: Tensor, U: Tensor, bounds: Tensor, seed: int, misfit: float
 ) -> Identification:
     """T is known, but is no sum of independent terms to within the noise: keep the terms that split off."""
     attempt = _start(problem, interpolant, T, U, 1, seed)
-    tolerance = 100 * problem.noise / interpolant.conditioning
-    if interpolant.misfit > tolerance:
+    if interpolant.misfit > problem.allowed:
         reason = (
             f"the values are no evaluations of an f: the best one misses them by {interpolant.misfit:.1e}, "
-            f"where noise explains {tolerance:.1e}"
+            f"where noise explains {problem.allowed:.1e}"
         )
-        return problem.undetermined(reason, U, bounds, interpolant)
+        return _with_misfit(problem.undetermined(reason, U, bounds, interpolant), misfit)
     defects = partial.split_off(T, attempt.terms)
     samples, weights, errors = _in_units(problem, attempt, interpolant)
-    splits = attempt.terms.genuine & (defects <= LARGEST_ERROR * attempt.terms.conditioning)
-    kept = splits & (errors * problem.noise <= LARGEST_ERROR)
+    tolerance = 100 * problem.noise / (interpolant.conditioning * attempt.terms.conditioning**2)
+    errors += defects.sqrt() / problem.noise  # two samples this close together would pass for one
+    kept = attempt.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
     reason = f"only {int(kept.sum())} terms split off; the active samples are linearly dependent, or too many"
-    rest = problem.undetermined(reason, U, bounds, interpolant)
+    rest = _with_misfit(problem.undetermined(reason, U, bounds, interpolant), misfit)
     if not kept.any() or problem.count is not None or problem.scalar:
         return rest
     certificate = replace(
@@ -336,3 +394,7 @@ def _in_part(
         not_identified=_open(problem, None), sample_conditioning=attempt.terms.conditioning,
     )  # fmt: skip
     return Identification(samples[kept], weights[kept], certificate, U)
+
+
+def _with_misfit(found: Identification, misfit: float) -> Identification:
+    return replace(found, certificate=replace(found.certificate, misfit=misfit))

@@ -19,6 +19,9 @@ from palimpsest.identifiability.interpolation import extreme_singular_values
 NORMAL_LIMIT = 4000
 """Most unknowns n·d for which the normal matrix is formed; beyond, the Newton iteration on T has to do."""
 
+TRUSTED = 1e-7
+"""Smallest conditioning of J at which JᵀJ, of its square, is still meaningful in double precision."""
+
 
 @dataclass(frozen=True)
 class Refined:
@@ -70,12 +73,26 @@ def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int
     scale = z.norm(dim=1, keepdim=True).expand_as(z).flatten()
     scaled = normal * scale[:, None] * scale
     R, failed = torch.linalg.cholesky_ex(scaled, upper=True)
-    if failed:
-        eigenvalues = torch.linalg.eigvalsh(scaled)
-        return Refined(z, None, 0.0, int((eigenvalues < 1e-15 * len(normal) * eigenvalues[-1]).sum()))
-    smallest, largest = extreme_singular_values(R)
-    covariance = torch.cholesky_inverse(R, upper=True) * scale[:, None] * scale
-    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, 0)
+    smallest, largest = (0.0, 1.0) if failed else extreme_singular_values(R)
+    if smallest > TRUSTED * largest:
+        inverse, nullity = torch.cholesky_inverse(R, upper=True), 0
+    else:
+        inverse, nullity = _inverse_or_infinity(scaled)
+    covariance = inverse * scale[:, None] * scale
+    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, nullity)
+
+
+def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
+    """Inverse of a nearly singular normal matrix, infinite for unknowns that its null space moves; and its nullity.
+
+    Squared, double precision resolves nothing below `TRUSTED`: such directions count as undetermined.
+    """
+    λ, vectors = torch.linalg.eigh(normal)
+    loose = λ < TRUSTED**2 * λ[-1]
+    inverse = (vectors[:, ~loose] / λ[~loose]) @ vectors[:, ~loose].T
+    moved = vectors[:, loose].norm(dim=1) > 1e-6
+    inverse.diagonal()[moved] = torch.inf
+    return inverse, int((λ < 1e-15 * len(λ) * λ[-1]).sum())
 
 
 def least_squares(

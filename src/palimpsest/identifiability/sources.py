@@ -45,19 +45,19 @@ def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) ->
     return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
 
 
-def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
-    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken half-way between the initial and the final parameters.
+def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float = 0.5) -> Evaluations:
+    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken at a fraction of the way from the initial to the final parameters.
 
-    Half-way, the error is of second order in the relative movement of the parameters as long as they move in a straight
-    line, of first order otherwise. Pass the movement as ``noise`` to `identify`.
+    The error is of first order in the relative movement of the parameters, and smallest at the place where gradients
+    were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them.
     """
     start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
     if start.shape != end.shape:
         raise InvalidInputError("the initial and final networks differ in shape; give two states of one network")
-    half_way = copy.deepcopy(initial)
+    between = copy.deepcopy(initial)
     with torch.no_grad():
-        half_way.a.copy_((initial.a + final.a) / 2)
-    return _undivided(half_way, (start + end) / 2, end - start)
+        between.a.lerp_(final.a, at)
+    return _undivided(between, start.lerp(end, at), end - start)
 
 
 def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
