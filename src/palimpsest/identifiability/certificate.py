@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -45,7 +46,7 @@ class Margins:
 def margins(network: PolynomialNetwork, samples: Tensor, weights: Tensor) -> Margins:
     """Outputs, scale, labels and dual feasibility of recovered samples under the network itself."""
     with torch.no_grad():
-        outputs = network.double()(samples.double())[:, 0]
+        outputs = copy.deepcopy(network).double()(samples.double())[:, 0]
     size = outputs.abs()
     spread = float((size.max() - size.min()) / size.max())
     scale = float(size.mean() ** (1 / (network.degree + 1)))

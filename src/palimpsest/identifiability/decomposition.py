@@ -55,11 +55,11 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
 
     Args:
         p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them.
-        noise: accuracy of T relative to its norm, below which a direction of the slices counts as empty.
+        noise: accuracy of T relative to its norm, below which a direction of overcomplete slices counts as empty.
         pairs: number of random pairs of slices among which the best-conditioned one is kept.
     """
     M = torch.stack([_slice(T, v, p) for v in _directions(T, 2 * pairs, seed)])
-    σ, basis = _range(M, noise)
+    basis = torch.eye(T.shape[0], dtype=T.dtype) if p == 1 else _range(M, noise)
     C = basis.T @ M @ basis
     u, separation, real = max(
         (_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)), key=lambda found: (found[2].sum(), found[1])
@@ -88,11 +88,10 @@ def _slice(T: Tensor, v: Tensor, p: int) -> Tensor:
     return T.reshape(d**p, d**p)[position][:, position] * weight[:, None] * weight
 
 
-def _range(M: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Common range of the slices: its singular values and an orthonormal basis."""
+def _range(M: Tensor, noise: float) -> Tensor:
+    """Orthonormal basis of the common range of the slices."""
     left, σ, _ = torch.linalg.svd(M.transpose(0, 1).flatten(1), full_matrices=False)
-    kept = σ > noise * σ[0]
-    return σ[kept], left[:, kept]
+    return left[:, σ > noise * σ[0]]
 
 
 def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:

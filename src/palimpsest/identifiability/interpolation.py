@@ -53,6 +53,13 @@ class Interpolant:
         half = _half_solve(self.factor, D.permute(1, 0, 2).flatten(1)).reshape(-1, len(u), d)
         return half.square().sum((0, 2)).div(d).sqrt()
 
+    def tensor_error(self, noise: float) -> float:
+        """Expected ‖δT‖ for noise on every value: ‖R^{−1}‖ times it, for a system with all of T as unknowns."""
+        if not len(self.factor):  # a completion is as good as its fit, but for the condition of what it cannot see
+            return 300 * (noise + self.misfit) * float(self.tensor.norm())
+        eye = torch.eye(len(self.factor), dtype=self.factor.dtype)
+        return noise * float(torch.linalg.solve_triangular(self.factor, eye, upper=True).norm())
+
 
 def interpolate(points: Tensor, values: Tensor, degree: int) -> Interpolant:
     """Fit T to f(w_j) (values of shape (m, d)) or to p(w_j) (values of shape (m,)).

@@ -68,7 +68,7 @@ def identify(
         count: the number of active samples, where it is known. Without it the verdict is conditional: the answer is
             the only data set of at most its own size, but α samples in one plane can imitate two others.
         noise: standard deviation of the error of the values, relative to their root mean square. By default the
-            values are taken to be as accurate as their floating-point type. If they turn out not to be, up to 1e-4
+            values are taken to be as accurate as their floating-point type. If they turn out not to be, up to 1e-3
             is tried, and the verdict depends on the misfit being noise.
         network: the stationary point the values came from, to compare margins, scale and labels.
         seed: of the random slices.
@@ -92,7 +92,8 @@ def identify(
         if consistent or found.certificate.verdict is not Verdict.NOT_IDENTIFIED:
             return found
         first = first or found
-        misfits[trial.rank] = found.certificate.misfit if found.certificate.misfit > 0 else torch.inf
+        misfit = found.certificate.interpolation_misfit if trial.scalar else found.certificate.misfit
+        misfits[trial.rank] = misfit if misfit > 0 else torch.inf
     return first
 
 
@@ -162,7 +163,7 @@ class _Problem:
     @property
     def levels(self) -> list[float]:
         """Noise to presume: the declared one, or else rounding, then ever more of it."""
-        more = [] if self.declared else [10.0**k for k in range(-13, -3) if 10.0**k > 2 * self.noise]
+        more = [] if self.declared else [10.0**k for k in range(-13, -2) if 10.0**k > 2 * self.noise]
         return [self.noise, *more]
 
     @property
@@ -248,8 +249,7 @@ def _reduce(problem: _Problem, T: Tensor, basis: Tensor, interpolant: Interpolan
     if not problem.scalar:
         return T, basis
     left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
-    accuracy = problem.noise / interpolant.conditioning + interpolant.misfit
-    kept = left[:, σ > 1000 * accuracy * σ[0]]
+    kept = left[:, σ > 3 * interpolant.tensor_error(problem.noise)]
     for _ in range(problem.degree):
         T = torch.tensordot(T, kept, dims=([0], [0]))
     return T, basis @ kept
@@ -348,7 +348,7 @@ def _verdict(
     open_ = _open(problem, compared)
     if not sure.all():
         reason = f"{int((~sure).sum())} of {n} samples are hidden by noise of the presumed size"
-        return Verdict.IN_PART, reason, open_
+        return (Verdict.NOT_IDENTIFIED if problem.estimated else Verdict.IN_PART), reason, open_
     conditions = [f"no more than {n} samples are active"] if problem.count is None else []
     if problem.estimated:
         conditions.append(f"the misfit of {problem.noise:.0e} is noise in the values")
