@@ -26,7 +26,8 @@ class Verdict(StrEnum):
 class Margins:
     """Does a network whose weights are a stationary point of the margin problem agree with the samples?
 
-    At θ = c·θ̃, with θ̃ on the margin of every active sample, |Φ(θ; x_i)| = c^{α+1} for all i, and λ_i = b_i y_i > 0.
+    At θ = c·θ̃, with θ̃ on the margin of every active sample, |Φ(θ; x_i)| = c^{α+1} and λ_i = b_i y_i > 0 for
+    all i.
 
     Attributes:
         outputs: Φ(x_i), (n,).
@@ -41,6 +42,11 @@ class Margins:
     scale: float
     labels: Tensor
     dual_feasible: bool
+
+    @property
+    def agree(self) -> bool:
+        """Whether the outputs are those of a stationary point on its margins, so that c is known."""
+        return self.spread < 1e-6 and self.dual_feasible
 
 
 def margins(network: PolynomialNetwork, samples: Tensor, weights: Tensor) -> Margins:
@@ -61,22 +67,22 @@ class Certificate:
     Attributes:
         verdict: see `Verdict`.
         reason: the condition, or why not more is identified; empty when nothing stands in the way.
-        not_identified: what these evaluations can never tell about active samples. (Inactive ones leave no trace.)
+        not_identified: what evaluations never tell about active samples. (Inactive ones leave no trace.)
         degree: α.
         dimension: d of the samples (including the constant 1 of a bias).
         reduced_dimension: r, the dimension of the span of the active samples.
         evaluations: m.
         needed: N, unknowns of the interpolation in the reduced space.
         rank: rank of the interpolation; T is determined when it equals ``needed``.
-        family: dimension of the family of solutions: tensors while T is open, samples (to first order) after that.
+        family: dimension of the family of solutions: of tensors while T is open, of samples after that.
         interpolation_misfit: relative residual of the best symmetric T.
         misfit: relative residual of the recovered samples.
         noise: relative accuracy of the values that was presumed.
         interpolation_conditioning: smallest over largest singular value of the interpolation.
         sample_conditioning: the same of the matrix of unit samples (of their φ_p when overcomplete).
-        jacobian_conditioning: the same of the derivative of the values by the samples; nan when too large to form.
+        jacobian_conditioning: the same of the derivative of the values by the samples; nan when not formed.
         error_per_noise: expected ‖x̂_i − x_i‖ per unit of relative noise on the values, (n,).
-        direction_bounds: bound on the sine of the angle by which each direction of the span can be wrong, (r,).
+        direction_bounds: bound on the sine of the angle by which each direction of the span is wrong, (r,).
         margins: agreement with the network, where one was given.
     """
 
@@ -124,8 +130,9 @@ class Certificate:
             f"samples span {self.reduced_dimension}",
             f"  interpolation: rank {self.rank} of {self.needed}, conditioning "
             f"{self.interpolation_conditioning:.1e}, misfit {self.interpolation_misfit:.1e}",
-            f"  samples: misfit {self.misfit:.1e} against noise {self.noise:.1e}, conditioning "
-            f"{self.sample_conditioning:.1e}, Jacobian {self.jacobian_conditioning:.1e}, family {self.family}",
+            f"  samples: misfit {self.misfit:.1e} against noise {self.noise:.1e}, "
+            f"conditioning {self.sample_conditioning:.1e}, Jacobian {self.jacobian_conditioning:.1e}, "
+            f"family {self.family}",
         ]
         if len(self.error_per_noise):
             lines.append(f"  expected error: {float(self.expected_error.max()):.1e} at most")

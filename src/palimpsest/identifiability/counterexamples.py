@@ -1,12 +1,12 @@
-"""A different data set that explains the same network: proof by example that weights do not determine the data.
+"""A different data set that explains the same network: proof that weights need not determine the data.
 
 The stationarity system of a two-layer network Φ(x) = Σ_j a_j (W_j·x)^α,
 
     α a_j Σ_i b_i (W_j·x_i)^{α−1} x_i = W_j,    Σ_i b_i (W_j·x_i)^α = a_j,
 
-has a solution set through the true (x_i, b_i). Where that set has a tangent space, we step along it and return to the
-set by Gauss–Newton; where it has none, one more sample gives it one. With margins, y_i Φ(x_i) = 1 and y_i b_i > 0 for
-y_i = sign b_i are kept as well, so the new data set could have been trained on.
+has a solution set through the true (x_i, b_i). Where that set has a tangent space, we step along it and
+return to the set by Gauss–Newton; where it has none, one more sample gives it one. With margins, y_i Φ(x_i) =
+1 and y_i b_i > 0 for y_i = sign b_i are kept as well, so the new data set could have been trained on.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ class Counterexample:
     """Another data set with the same stationarity system.
 
     Attributes:
-        samples: x'_i, (n', d), with n' = n or n + 1.
-        weights: b'_i, (n',), of the same signs.
-        residual: largest violation of the system, relative to the largest parameter.
-        distance: of the new sample farthest from all the true ones (or their negatives), relative to its norm.
-        dimension: of the family of solutions around the true data, to first order; 0 where a sample was added.
+        samples: x'_i, (n', d), with n' = n or n + 1. weights: b'_i, (n',), of the same signs. residual:
+            largest violation of the system, relative to the largest parameter. distance: of the new sample
+            farthest from all the true ones (or their negatives), relative to its norm. dimension: of the
+            family of solutions around the true data, to first order; 0 where a sample was added.
     """
 
     samples: Tensor
@@ -48,7 +47,7 @@ def counterexample(
     distance: float = 0.05,
     seed: int = 0,
 ) -> Counterexample:
-    """Construct a data set at least ``distance`` away from the samples that satisfies the same system to 1e-12.
+    """Construct a data set ``distance`` away from the samples that satisfies the same system to 1e-12.
 
     Args:
         network: without bias and with a monomial activation of any degree α ≥ 1, stationary for the samples.
@@ -62,22 +61,22 @@ def counterexample(
         NoCounterexampleError: if none was found; the data may or may not be determined.
     """
     if network.b is not None or any(network.coefficients[:-1]):
-        raise InvalidInputError("counterexamples are built for monomial activations without bias; give such a network")
+        raise InvalidInputError("only monomial activations without bias are covered; give such a network")
     system = _System(network, margins)
     x, b = samples.detach().double(), weights.detach().double()
     if (start := system.residual(x, b, b.sign(), b)) > 1e-8:
-        raise InvalidInputError(f"the network is not stationary for these samples (residual {start:.1e}); solve first")
+        raise InvalidInputError(f"the network is not stationary for these samples ({start:.1e}); solve first")
     generator = torch.Generator().manual_seed(seed)
     J = torch.func.jacrev(lambda u: system(u, b.sign(), b))(_pack(x, b))
     tangent = _null_space(J)
     for trial in range(40):
-        y, guess = _guess(x, b, tangent, generator, size=0.4 * 0.9**trial)
-        found = _return_to_set(system, *guess, y)
+        y, start_x, start_b = _guess(x, b, tangent, generator, size=0.4 * 0.9**trial)
+        found = _return_to_set(system, start_x, start_b, y)
         if found is None:
             continue
         moved = _distance(found[0], x)
         if moved >= distance and (found[1] * y > 0).all():
-            return Counterexample(*found, system.residual(*found, y, guess[1]), moved, tangent.shape[1])
+            return Counterexample(*found, system.residual(*found, y, start_b), moved, tangent.shape[1])
     raise NoCounterexampleError("no other data set with these weights was found; the data may be determined")
 
 
@@ -111,21 +110,24 @@ def _null_space(J: Tensor) -> Tensor:
     return Vh[int((σ > 1e-9 * σ[0]).sum()) :].T
 
 
-def _guess(x: Tensor, b: Tensor, tangent: Tensor, generator: torch.Generator, size: float):
+def _guess(
+    x: Tensor, b: Tensor, tangent: Tensor, generator: torch.Generator, size: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """A step along the set, or where it is a point, one sample split in two and pulled apart."""
     scale = size * float(x.norm(dim=1).mean())
     if tangent.shape[1]:
         step = tangent @ torch.randn(tangent.shape[1], generator=generator, dtype=x.dtype)
         step = scale * step / step[: x.numel()].reshape(x.shape).norm(dim=1).max()
         moved = _pack(x, b) + step
-        return b.sign(), (moved[: x.numel()].reshape(x.shape), moved[x.numel() :])
+        return b.sign(), moved[: x.numel()].reshape(x.shape), moved[x.numel() :]
     i = int(torch.randint(len(x), (1,), generator=generator))
-    v = scale * torch.nn.functional.normalize(torch.randn(x.shape[1], generator=generator, dtype=x.dtype), dim=0)
+    v = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
+    v *= scale / v.norm()
     split = torch.cat([x, (x[i] - v)[None]])
     split[i] += v
     halves = torch.cat([b, b[i : i + 1] / 2])
     halves[i] /= 2
-    return halves.sign(), (split, halves)
+    return halves.sign(), split, halves
 
 
 def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:

@@ -5,8 +5,8 @@ With vectors φ_p(x_i) that are linearly independent (p = 1: independent samples
     M(v) = T(·, ·, v, …, v) = Σ_i b_i (x_i·v)^{α−2p} φ_p(x_i) φ_p(x_i)ᵀ
 
 share their eigenvectors: those of M(v_1)^{-1} M(v_2) are the *dual* vectors u_i, with φ_p(x_k)·u_i = δ_ik.
-Contracting T with them returns the samples, b_i x_i = T(·, u_i, …, u_i), with an error that is quadratic in that of
-the u_i: alternating the two is a Newton iteration.
+Contracting T with them returns the samples, b_i x_i = T(·, u_i, …, u_i), with an error that is quadratic in
+that of the u_i: alternating the two is a Newton iteration.
 """
 
 from __future__ import annotations
@@ -24,12 +24,11 @@ class Terms:
     """Terms b_i x_i^{⊗α} found in T, with unit x_i.
 
     Attributes:
-        samples: unit vectors x_i, (n, d).
-        weights: b_i, (n,).
-        duals: u_i scaled to x_i·u_i = 1 (to φ_p(x_i)·u_i = 1 when overcomplete), (n, C(d+p−1, p)).
-        genuine: which terms are real, (n,); the others only span the space that is left.
-        conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
-        separation: smallest distance between eigenvalues of the chosen pair of slices, over the condition of its
+        samples: unit vectors x_i, (n, d). weights: b_i, (n,). duals: u_i scaled to x_i·u_i = 1 (to
+            φ_p(x_i)·u_i = 1 when overcomplete), (n, C(d+p−1, p)). genuine: which terms are real, (n,); the
+            others only span the space that is left. conditioning: smallest over largest singular value of the
+            matrix of the φ_p(x_i). separation: smallest distance between eigenvalues of the chosen pair of
+            slices, over the condition of its
             eigenvectors: what noise on T is divided by.
     """
 
@@ -54,9 +53,9 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
     """Terms of T whose φ_p(x_i) are linearly independent.
 
     Args:
-        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them.
-        noise: accuracy of T relative to its norm, below which a direction of overcomplete slices counts as empty.
-        pairs: number of random pairs of slices among which the best-conditioned one is kept.
+        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them. noise:
+            accuracy of T relative to its norm, below which a direction of overcomplete slices counts as
+            empty. pairs: number of random pairs of slices among which the best-conditioned one is kept.
     """
     M = torch.stack([_slice(T, v, p) for v in _directions(T, 2 * pairs, seed)])
     basis = torch.eye(T.shape[0], dtype=T.dtype) if p == 1 else _range(M, noise)
@@ -95,7 +94,7 @@ def _range(M: Tensor, noise: float) -> Tensor:
 
 
 def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
-    """Eigenvectors of A^{-1}B (a real basis of its invariant planes where complex), separation, which are real."""
+    """Eigenvectors of A^{-1}B (of a complex pair: a real basis of its plane), separation, which are real."""
     try:
         eigenvalues, vectors = torch.linalg.eig(torch.linalg.solve(A, B))
     except torch.linalg.LinAlgError:

@@ -1,4 +1,4 @@
-"""From evaluations to the symmetric tensor T: is the linear interpolation problem determined, and its solution."""
+"""From evaluations to the symmetric tensor T: is the linear problem determined, and what solves it."""
 
 from __future__ import annotations
 
@@ -46,16 +46,18 @@ class Interpolant:
 
     def noise_gain(self, u: Tensor) -> Tensor:
         """Root-mean-square error of each coordinate of f(u) per unit of noise on every value, for rows u."""
-        d = u.shape[1]
-        if len(self.factor) == monomial_count(d, self.tensor.dim() - 1):  # one system shared by the coordinates
-            return _half_solve(self.factor, monomials(u, self.tensor.dim() - 1).T).norm(dim=0)
-        D = monomials_jacobian(u, self.tensor.dim()) / self.tensor.dim()
+        assert self.tensor is not None
+        d, α = u.shape[1], self.tensor.dim()
+        if len(self.factor) == monomial_count(d, α - 1):  # one system, shared by the coordinates
+            return _half_solve(self.factor, monomials(u, α - 1).T).norm(dim=0)
+        D = monomials_jacobian(u, α) / α
         half = _half_solve(self.factor, D.permute(1, 0, 2).flatten(1)).reshape(-1, len(u), d)
         return half.square().sum((0, 2)).div(d).sqrt()
 
     def tensor_error(self, noise: float) -> float:
-        """Expected ‖δT‖ for noise on every value: ‖R^{−1}‖ times it, for a system with all of T as unknowns."""
-        if not len(self.factor):  # a completion is as good as its fit, but for the condition of what it cannot see
+        """Expected ‖δT‖ for noise on every value, where all of T was the unknown: ‖R^{−1}‖ times it."""
+        assert self.tensor is not None
+        if not len(self.factor):  # a completion is as good as its fit, with room for its conditioning
             return 300 * (noise + self.misfit) * float(self.tensor.norm())
         eye = torch.eye(len(self.factor), dtype=self.factor.dtype)
         return noise * float(torch.linalg.solve_triangular(self.factor, eye, upper=True).norm())
@@ -64,8 +66,8 @@ class Interpolant:
 def interpolate(points: Tensor, values: Tensor, degree: int) -> Interpolant:
     """Fit T to f(w_j) (values of shape (m, d)) or to p(w_j) (values of shape (m,)).
 
-    With enough points every coordinate of f is fitted on its own, f(w) = A φ_{α−1}(w), N = C(d+α−2, α−1) unknowns
-    each. With fewer, the symmetry of T ties the coordinates: C(d+α−1, α) unknowns in all.
+    With enough points every coordinate of f is fitted on its own, f(w) = A φ_{α−1}(w), N = C(d+α−2, α−1)
+    unknowns each. With fewer, the symmetry of T ties the coordinates: C(d+α−1, α) unknowns in all.
     """
     m, d = points.shape
     if values.dim() == 1:
@@ -124,8 +126,8 @@ def _least_squares(V: Tensor, F: Tensor) -> tuple[Tensor | None, int, float, Ten
 def extreme_singular_values(R: Tensor, *, iterations: int = 8) -> tuple[float, float]:
     """Smallest and largest singular value of a triangular matrix, by inverse and direct power iteration.
 
-    >>> extreme_singular_values(torch.diag(torch.tensor([4.0, 0.01, 1.0])).double())
-    (0.01, 4.0)
+    >>> extreme_singular_values(torch.diag(torch.tensor([4.0, 0.125, 1.0])).double())
+    (0.125, 4.0)
     """
     if R.diagonal().abs().min() == 0:
         return 0.0, float(torch.linalg.matrix_norm(R, 2))

@@ -1,12 +1,13 @@
 """T from fewer scalar evaluations than it has entries, because it has few terms.
 
-Tensors with at most k terms form a family of dimension k·d, their differences one of dimension 2k·d: for almost all
-points, 2k·d evaluations p(w_j) admit only one such tensor. It is found by fitting *more* terms than there are samples,
+Tensors with at most k terms form a family of dimension k·d, their differences one of dimension 2k·d: for
+almost all points, 2k·d evaluations p(w_j) admit only one such tensor. It is found by fitting *more* terms
+than there are samples,
 
     p(w_j) = Σ_{i≤k} s_i (z_i·w_j)^α,
 
-with Levenberg–Marquardt from a random start: surplus terms leave the fit no bad minimum to rest in, and a fit without
-residual is T, however its terms split the samples among themselves.
+with Levenberg–Marquardt from a random start: surplus terms leave the fit no bad minimum to rest in, and a fit
+without residual is T, however its terms split the samples among themselves.
 """
 
 from __future__ import annotations
@@ -25,17 +26,19 @@ def surplus_terms(points: Tensor) -> int:
     >>> surplus_terms(torch.eye(6).repeat(5, 1) + torch.arange(30)[:, None])
     1
     """
-    directions = torch.nn.functional.normalize(points, dim=1)
-    distinct = len(torch.unique((directions * directions.sum(1, keepdim=True).sign()).round(decimals=9), dim=0))
+    unit = torch.nn.functional.normalize(points, dim=1)
+    unit = (unit * unit.sum(1, keepdim=True).sign()).round(decimals=9)
+    distinct = len(torch.unique(unit, dim=0))  # parallel points repeat each other
     return min(distinct // 3, NORMAL_LIMIT // 2) // points.shape[1]
 
 
 def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> tuple[Tensor, Interpolant]:
-    """Basis (d, k) of the span of the fitted terms, and T on it; no tensor where no k terms fit the values."""
+    """Basis (d, k) of the span of the fitted terms, and T on it; no tensor for too few evaluations."""
     (m, d), k = points.shape, surplus_terms(points)
     nothing = points.new_zeros(0, 0)
     if k == 0:
-        return torch.eye(d, dtype=points.dtype), Interpolant(None, 2 * d, min(m, 2 * d - 1), 0.0, torch.nan, nothing)
+        open_ = Interpolant(None, 2 * d, min(m, 2 * d - 1), 0.0, torch.nan, nothing)
+        return torch.eye(d, dtype=points.dtype), open_
     signs = points.new_ones(k)
     if degree % 2 == 0:  # an even power cannot absorb the sign of its weight
         signs[1::2] = -1

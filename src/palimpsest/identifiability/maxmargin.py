@@ -2,8 +2,8 @@
 
     min_θ ½‖θ‖²   subject to   y_i Φ(θ; x_i) ≥ 1,     Φ(θ; x) = Σ_j a_j (W_j·x)^α
 
-which is where gradient flow on the logistic loss ends up in direction. An augmented Lagrangian finds the minimum and its
-active sets, Newton's method on the KKT system makes it exact.
+which is where gradient flow on the logistic loss ends up in direction. An augmented Lagrangian finds the
+minimum and its active sets, Newton's method on the KKT system makes it exact.
 """
 
 from __future__ import annotations
@@ -50,12 +50,13 @@ def max_margin(
     (True, True)
     """
     x, y = samples.double(), labels.double()
-    if not (x.dim() == 2 and y.shape == x.shape[:1] and y.abs().eq(1).all() and degree >= 1 and neurons >= len(x)):
-        raise InvalidInputError("give samples (n, d), labels ±1 of shape (n,), degree ≥ 1 and at least n neurons")
+    shapes = x.dim() == 2 and y.shape == x.shape[:1] and y.abs().eq(1).all()
+    if not (shapes and degree >= 1 and neurons >= len(x)):
+        raise InvalidInputError("give samples (n, d), n labels ±1, degree ≥ 1 and at least n neurons")
     θ = _feasible_start(x, y, degree, neurons, seed)
-    θ, λ = _augmented_lagrangian(θ, x, y, degree)
-    θ = _without_idle_neurons(θ, x, degree)
-    θ, λ = _augmented_lagrangian(θ, x, y, degree, λ)
+    θ, λ = _augmented_lagrangian(θ, torch.zeros_like(y), x, y, degree)
+    θ = _without_idle_neurons(θ, degree)
+    θ, λ = _augmented_lagrangian(θ, λ, x, y, degree)
     θ, λ = _newton(θ, λ, x, y, degree)
     return _result(θ, λ, x, y, degree)
 
@@ -73,17 +74,16 @@ def _feasible_start(x: Tensor, y: Tensor, degree: int, neurons: int, seed: int) 
     features = (x @ W.T) ** degree
     a = torch.linalg.lstsq(features, y[:, None], driver="gelsd").solution
     if (features @ a - y[:, None]).norm() > 1e-6:
-        raise InvalidInputError(f"{neurons} random neurons of degree {degree} do not separate the samples; add neurons")
-    c = (a.abs() * degree**0.5).clamp(min=1e-12) ** (1 / (degree + 1))  # a W^α is unchanged by (a c^{−α}, c W)
-    return torch.cat([a * c**-degree, c * W], 1)
+        raise InvalidInputError(
+            f"{neurons} random neurons of degree {degree} cannot separate the samples; add neurons"
+        )
+    c = (a.abs() * degree**0.5).clamp(min=1e-12) ** (1 / (degree + 1))
+    return torch.cat([a * c**-degree, c * W], 1)  # a (W·x)^α is unchanged by (c^{−α} a, c W)
 
 
-def _augmented_lagrangian(
-    θ: Tensor, x: Tensor, y: Tensor, degree: int, λ: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def _augmented_lagrangian(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     """min ½‖θ‖² + (ρ/2) Σ_i max(0, 1 − y_iΦ(x_i) + λ_i/ρ)², with λ_i ← max(0, λ_i + ρ(1 − y_iΦ(x_i)))."""
     shape, ρ = θ.shape, 10.0
-    λ = torch.zeros_like(y) if λ is None else λ
 
     def value_and_gradient(flat: np.ndarray) -> tuple[float, np.ndarray]:
         p = torch.from_numpy(flat).reshape(shape)
@@ -110,7 +110,7 @@ def _augmented_lagrangian(
     return torch.from_numpy(flat).reshape(shape), λ
 
 
-def _without_idle_neurons(θ: Tensor, x: Tensor, degree: int) -> Tensor:
+def _without_idle_neurons(θ: Tensor, degree: int) -> Tensor:
     """Drop dead neurons, and join those with the same direction into one that does the same."""
     θ = θ[θ.norm(dim=1) > 1e-3 * θ.norm(dim=1).max()]
     unit = torch.nn.functional.normalize(θ[:, 1:], dim=1)
@@ -126,7 +126,8 @@ def _without_idle_neurons(θ: Tensor, x: Tensor, degree: int) -> Tensor:
 
 
 def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> Tensor:
-    """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ): the KKT system on active samples is that its gradient is zero."""
+    """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ): the KKT system on active samples is that its gradient is
+    zero."""
     size = neurons * (x.shape[1] + 1)
     θ, λ = flat[:size].reshape(neurons, -1), flat[size:]
     return 0.5 * θ.square().sum() - λ @ (y * outputs(θ, x, degree) - 1)

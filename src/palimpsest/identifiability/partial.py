@@ -1,9 +1,9 @@
 """What is still determined where the whole data set is not.
 
-Two things survive. The rows of the values always lie in the span of the active samples, so every direction found in
-them is a direction of that span. And where T is known but does not decompose as a whole, a term that splits off as a
-rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i orthogonal to everything else in T, is a sample, while the
-rest remains a subspace.
+Two things survive. The rows of the values always lie in the span of the active samples, so every direction
+found in them is a direction of that span. And where T is known but does not decompose as a whole, a term that
+splits off as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i orthogonal to everything else
+in T, is a sample, while the rest remains a subspace.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from palimpsest.identifiability.polynomials import contract
 
 
 def span(values: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Orthonormal basis (d, r) of the row space of the values that stands out of the noise, with a bound each.
+    """Orthonormal basis (d, r) of the row space of the values above the noise, with a bound each.
 
-    The bound on the sine of the angle between a direction and the span of the samples is Wedin's, ‖E‖/σ_k, with
-    ‖E‖ ≤ ε(√m + √d) the size of a noise matrix of standard deviation ε.
+    The bound on the sine of the angle between a direction and the span of the samples is Wedin's, ‖E‖/σ_k,
+    with ‖E‖ ≤ ε(√m + √d) the size of a noise matrix of standard deviation ε.
 
     >>> basis, bounds = span(torch.tensor([[3.0, 0.0], [4.0, 0.0]]).double(), 1e-12)
     >>> basis.shape, bool(bounds[0] < 1e-11)

@@ -1,8 +1,8 @@
 """Homogeneous polynomials and symmetric tensors, in coordinates that make inner products kernels.
 
-A degree-q monomial w^β carries the weight √(q!/β!), so that φ_q(u)·φ_q(v) = (u·v)^q: the matrix of features
-V has V Vᵀ = K, the polynomial kernel. A symmetric tensor T of order α in d dimensions is either *full*, of shape
-(d, …, d), or *compressed*, the C(d+α−1, α) coefficients c of T(w, …, w) = φ_α(w)·c.
+A degree-q monomial w^β carries the weight √(q!/β!), so that φ_q(u)·φ_q(v) = (u·v)^q: the matrix of features V
+has V Vᵀ = K, the polynomial kernel. A symmetric tensor T of order α in d dimensions is either *full*, of
+shape (d, …, d), or *compressed*, the C(d+α−1, α) coefficients c of T(w, …, w) = φ_α(w)·c.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def monomial_count(dimension: int, degree: int) -> int:
 
 @lru_cache(maxsize=32)
 def multi_indices(dimension: int, degree: int) -> Tensor:
-    """The N sorted index tuples (i_1 ≤ … ≤ i_q), one per monomial w_{i_1} … w_{i_q}, in lexicographic order."""
+    """The N index tuples i_1 ≤ … ≤ i_q, one per monomial w_{i_1} … w_{i_q}, in lexicographic order."""
     tuples = list(combinations_with_replacement(range(dimension), degree))
     return torch.tensor(tuples, dtype=torch.long).reshape(len(tuples), degree)
 

@@ -49,7 +49,8 @@ def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool
 def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
     """JᵀJ, of shape (n d, n d).
 
-    J δ = Σ_i s_i [(α−1) t_ji^{α−2} (w_j·δ_i) z_i + t_ji^{α−1} δ_i] for f, and Σ_i s_i α t_ji^{α−1} (w_j·δ_i) for p.
+    J δ = Σ_i s_i [(α−1) t_ji^{α−2} (w_j·δ_i) z_i + t_ji^{α−1} δ_i] for f, and Σ_i s_i α t_ji^{α−1} (w_j·δ_i)
+    for p.
     """
     (n, d), α = z.shape, degree
     t = points @ z.T
@@ -66,7 +67,7 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
 
 
 def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
-    """Minimise Σ_j ‖values_j − f(w_j)‖² from a start close to the solution; z as it is when the problem is large."""
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start; leaves z as it is when the problem is large."""
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
     z, normal, _ = least_squares(points, values, z, signs, degree, damping=0.0)
@@ -83,7 +84,7 @@ def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int
 
 
 def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
-    """Inverse of a nearly singular normal matrix, infinite for unknowns that its null space moves; and its nullity.
+    """Inverse of a nearly singular JᵀJ, infinite for unknowns that its null space moves; and its nullity.
 
     Squared, double precision resolves nothing below `TRUSTED`: such directions count as undetermined.
     """
@@ -96,7 +97,14 @@ def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
 
 
 def least_squares(
-    points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float, iterations: int = 25
+    points: Tensor,
+    values: Tensor,
+    z: Tensor,
+    signs: Tensor,
+    degree: int,
+    *,
+    damping: float,
+    iterations: int = 25,
 ) -> tuple[Tensor, Tensor, float]:
     """Levenberg–Marquardt; returns z, JᵀJ close to it and the relative misfit. Without damping, Gauss–Newton.
 

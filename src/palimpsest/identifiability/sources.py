@@ -1,9 +1,10 @@
 """Where evaluations of f(w) = Σ_i b_i (x_i·w)^{α−1} x_i come from.
 
-Every function returns ``points`` (m, d) and ``values``: (m, d) where the source gives f(w_j) itself, (m,) where it
-gives the scalar p(w_j) = w_j·f(w_j) = Σ_i b_i (x_i·w_j)^α. A network with biases is treated as one on inputs
-(x, 1): the points are (W_j, b_j), and `identify(..., bias=True)` recovers samples whose last coordinate is 1.
-Lower powers in the activation are fitted and taken away, so that what is returned is homogeneous.
+Every function returns ``points`` (m, d) and ``values``: (m, d) where the source gives f(w_j) itself, (m,)
+where it gives the scalar p(w_j) = w_j·f(w_j) = Σ_i b_i (x_i·w_j)^α. A network with biases is treated as one
+on inputs (x, 1): the points are (W_j, b_j), and `identify(..., bias=True)` recovers samples whose last
+coordinate is 1. Lower powers in the activation are fitted and taken away, so that what is returned is
+homogeneous.
 """
 
 from __future__ import annotations
@@ -39,21 +40,25 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
 def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) -> Evaluations:
     """f(W_j) = ∇_{W_j}L/(α a_j) from one batch gradient, keyed as ``network.named_parameters()``.
 
-    The weights of the samples are b_i = ∂L/∂Φ(x_i). As f is homogeneous, the evaluation at W_j may as well be stated at
-    a multiple of W_j: the one chosen leaves the gradient undivided, so that small a_j do not magnify its errors.
+    The weights of the samples are b_i = ∂L/∂Φ(x_i). As f is homogeneous, the evaluation at W_j may as well be
+    stated at a multiple of W_j: the one chosen leaves the gradient undivided, so that small a_j do not
+    magnify its errors.
     """
     return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
 
 
-def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float = 0.5) -> Evaluations:
-    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken at a fraction of the way from the initial to the final parameters.
+def from_lazy_training(
+    initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float = 0.5
+) -> Evaluations:
+    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken at a fraction of the way from the initial to the final
+    parameters.
 
-    The error is of first order in the relative movement of the parameters, and smallest at the place where gradients
-    were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them.
+    The error is of first order in the relative movement of the parameters, and smallest at the place where
+    gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them.
     """
     start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
     if start.shape != end.shape:
-        raise InvalidInputError("the initial and final networks differ in shape; give two states of one network")
+        raise InvalidInputError("initial and final network differ in shape; give two states of one network")
     between = copy.deepcopy(initial)
     with torch.no_grad():
         between.a.lerp_(final.a, at)
@@ -79,7 +84,7 @@ def _lifted(network: PolynomialNetwork, parameters: Mapping[str, Tensor]) -> Ten
         raise InvalidInputError(f"the gradient lacks {', '.join(missing)}; give one entry per parameter")
     blocks = [parameters[name].detach() for name in names]
     if blocks[0].shape != network.W.shape:
-        raise InvalidInputError(f"W has shape {tuple(blocks[0].shape)}, the network's {tuple(network.W.shape)}")
+        raise InvalidInputError("W has another shape than the network's; give one entry per parameter")
     return torch.cat([block.reshape(len(blocks[0]), -1) for block in blocks], 1)
 
 
@@ -90,7 +95,7 @@ def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
 def _head(network: PolynomialNetwork) -> Tensor:
     a = network.a.detach()
     if not a.any():
-        raise NoGradientError("every head weight a_j is zero, so W carries no trace of the data; train the head")
+        raise NoGradientError("every head weight a_j is zero, so W has no trace of the data; train the head")
     return a
 
 

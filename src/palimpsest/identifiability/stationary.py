@@ -1,8 +1,8 @@
 """Stationary points of the margin problem that satisfy the rank condition, built from the eigenvectors of T.
 
-A neuron (a, W) is stationary when W = α a f(W) and a = W·f(W). For every real eigenvector, f(v) = μ v with ‖v‖ = 1, it is
-W = s v and a = sign(μ) s/√α with s^{2α−2} = 1/(α μ²). Such networks exist, but no training reaches them: see
-`docs/identifiability.md`.
+A neuron (a, W) is stationary when W = α a f(W) and a = W·f(W). For every real eigenvector, f(v) = μ v with
+‖v‖ = 1, it is W = s v and a = sign(μ) s/√α with s^{2α−2} = 1/(α μ²). Such networks exist, but no training
+reaches them: see `docs/identifiability.md`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from palimpsest.networks import PolynomialNetwork
 
 
 def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Tensor, Tensor]:
-    """Unit v and μ with T(·, v, …, v) = μ v, by Newton's method from the given starts; those that converge, once each.
+    """Unit v and μ with T(·, v, …, v) = μ v, by Newton's method: those that converge, once each.
 
-    >>> v, μ = eigenvectors(power_sum(torch.eye(3).double(), torch.ones(3).double(), 3), torch.eye(3).double())
+    >>> e = torch.eye(3, dtype=torch.float64)
+    >>> v, μ = eigenvectors(power_sum(e, 2 * torch.ones(3).double(), 3), e)
     >>> v.shape, μ
-    (torch.Size([3, 3]), tensor([1., 1., 1.], dtype=torch.float64))
+    (torch.Size([3, 3]), tensor([2., 2., 2.], dtype=torch.float64))
     """
     d, α = T.shape[0], T.dim()
     eye = torch.eye(d, dtype=T.dtype)
@@ -34,6 +35,8 @@ def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Te
             residual = torch.cat([μ * v - contract(T, *[v] * (α - 1)), v.new_zeros(1)])
             step = torch.linalg.lstsq(bordered, residual[:, None]).solution[:, 0]
             v, μ = torch.nn.functional.normalize(v + step[:d], dim=0), μ + step[d]
+            if step.norm() < 1e-15:
+                break
         exact = (contract(T, *[v] * (α - 1)) - μ * v).norm() < 1e-13 * T.norm() and μ.abs() > 1e-8 * T.norm()
         if exact and all((v @ u).abs() < 1 - 1e-9 for u, _ in found):
             found.append((v, μ))
@@ -45,8 +48,9 @@ def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Te
 def stationary_network(samples: Tensor, weights: Tensor, degree: int = 3) -> PolynomialNetwork:
     """A network that is stationary for Σ_i b_i ∇Φ(x_i), with a neuron per eigenvector of T.
 
-    Were the samples orthonormal, the eigenvectors would be Σ_{i∈S} (±) b_i^{−1/(α−2)} x_i over subsets S of samples;
-    nearly orthogonal ones are reached from there. With α = 3 their number 2ⁿ − 1 exceeds N from n = 3 on.
+    Were the samples orthonormal, the eigenvectors would be Σ_{i∈S} (±) b_i^{−1/(α−2)} x_i over subsets S of
+    samples; nearly orthogonal ones are reached from there. With α = 3 their number 2ⁿ − 1 exceeds N from n =
+    3 on.
     """
     x, b = samples.double(), weights.double()
     T = power_sum(x, b, degree)
