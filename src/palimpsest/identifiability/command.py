@@ -27,10 +27,10 @@ class IdentifyOptions:
     """What to read, and what is known.
 
     Attributes:
-        weights: safetensors file with W (m, d), a (m,) and perhaps b (m,): a stationary point, unless one of the
-            next two is given.
+        weights: safetensors file with W (m, d), a (m,) and perhaps b (m,): a stationary point, unless one of
+            the next two is given.
         gradient: safetensors file with a batch gradient at these weights, under the same names.
-        initial: safetensors file with the weights before training, of the head alone or of all in a lazy regime.
+        initial: safetensors file with the weights before training of the head, or of all in a lazy regime.
         activation: degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q.
         norm: the common norm of the samples, where known.
         count: the number of active samples, where known.
