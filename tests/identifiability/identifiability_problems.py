@@ -72,7 +72,7 @@ def batch_gradient(net: PolynomialNetwork, x: Tensor, y: Tensor) -> dict[str, Te
 
 @dataclass(frozen=True)
 class Degenerate:
-    """A problem that breaks an assumption: evaluations, distinct directions of active samples, their number."""
+    """A problem that breaks an assumption: evaluations, the distinct active directions, their number."""
 
     kind: str
     degree: int

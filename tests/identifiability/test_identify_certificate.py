@@ -137,6 +137,15 @@ def test_nan_is_named():
         identify(w, w * torch.nan)
 
 
+def test_undeclared_noise_in_many_dimensions_is_found():
+    x, _, w, F = healthy(5, 150, 3, 300)
+    noisy = F + 1e-7 * torch.randn(F.shape, generator=torch.Generator().manual_seed(0), dtype=F.dtype)
+    found = identify(w, noisy)
+    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert "is noise" in found.certificate.reason
+    assert error(found.samples, x) < 1e-5
+
+
 def test_spans_too_large_for_memory_are_refused():
     w = torch.randn(200, 150, dtype=torch.float64)
     with pytest.raises(InvalidInputError, match="monomials"):

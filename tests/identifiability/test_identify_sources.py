@@ -6,7 +6,7 @@ import pytest
 import torch
 from identifiability_problems import batch_gradient, digits, error, healthy, network, unit
 
-from palimpsest.errors import InvalidInputError, NoGradientError
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.identifiability import (
     from_gradient,
     from_head_training,
@@ -101,6 +101,14 @@ def test_dead_neurons_are_dropped_and_dead_heads_refused():
     with torch.no_grad():
         net.a.zero_()
     with pytest.raises(NoGradientError, match="zero"):
+        from_network(net)
+
+
+def test_nan_is_named():
+    net = network(3, 20, (0.0, 1.0, 1.0, 1.0))
+    with torch.no_grad():
+        net.W[0, 0] = torch.nan
+    with pytest.raises(NonFiniteError, match="NaN"):
         from_network(net)
 
 

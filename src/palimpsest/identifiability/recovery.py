@@ -91,6 +91,8 @@ def identify(
         trial = replace(problem, noise=level)
         if misfits.get(trial.rank, 0.0) > trial.allowed:
             continue  # the same span leaves the same misfit
+        if not trial.scalar and monomial_count(max(1, trial.rank), degree - 1) > DENSE_LIMIT:
+            continue
         found = _solve(trial, network, seed)
         first = first or found
         evidence = found.certificate
@@ -100,7 +102,11 @@ def identify(
             return found  # no more noise than this
         misfit = evidence.interpolation_misfit if trial.scalar else evidence.misfit
         misfits[trial.rank] = misfit if misfit > 0 else torch.inf
-    assert first is not None
+    if first is None:
+        raise InvalidInputError(
+            f"samples spanning {problem.rank} dimensions need more than {DENSE_LIMIT} monomials; declare the noise "
+            "if the span should be smaller, or project the data"
+        )
     return first
 
 
@@ -178,12 +184,6 @@ def _interpolate(problem: Problem, seed: int) -> tuple[_Span, Interpolant]:
             basis, T = complete(w, F, problem.degree, seed=seed)
         return _Span(basis, w.new_full((basis.shape[1],), torch.nan)), T
     span = _Span(*partial.span(F, problem.noise))
-    N = monomial_count(max(1, span.basis.shape[1]), problem.degree - 1)
-    if N > DENSE_LIMIT:
-        raise InvalidInputError(
-            f"samples spanning {span.basis.shape[1]} dimensions need {N} monomials, more than {DENSE_LIMIT}; "
-            "declare the noise if the span should be smaller, or project the data"
-        )
     return span, interpolate(w @ span.basis, F @ span.basis, problem.degree)
 
 

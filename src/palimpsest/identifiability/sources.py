@@ -15,7 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError, NoGradientError
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.identifiability.polynomials import monomial_count, monomials
 from palimpsest.networks import PolynomialNetwork
 
@@ -118,6 +118,10 @@ def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tens
     degree = network.degree - (values.dim() - 1)
     if not any(network.coefficients[network.degree - degree : -1]):
         return values
+    if not (torch.isfinite(w).all() and torch.isfinite(values).all()):
+        raise NonFiniteError(
+            "the weights or the gradient hold NaN or infinity; give those of a finite network"
+        )
     F = values.to(torch.float64).reshape(len(values), -1)
     if values.dim() == 2:  # f lives in the span of the samples: interpolate there
         _, σ, Vh = torch.linalg.svd(F, full_matrices=False)
