@@ -145,5 +145,6 @@ def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Te
 
 
 def _distance(new: Tensor, old: Tensor) -> float:
-    apart = torch.minimum(torch.cdist(new, old), torch.cdist(new, -old)).min(1).values
-    return float((apart / new.norm(dim=1)).max())
+    """How far the direction of a new sample is from all old ones, up to sign: norms alone make no difference."""
+    u, v = (torch.nn.functional.normalize(x, dim=1) for x in (new, old))
+    return float(torch.minimum(torch.cdist(u, v), torch.cdist(u, -v)).min(1).values.max())

@@ -104,8 +104,8 @@ def identify(
         misfits[trial.rank] = misfit if misfit > 0 else torch.inf
     if first is None:
         raise InvalidInputError(
-            f"samples spanning {problem.rank} dimensions need more than {DENSE_LIMIT} monomials; declare the noise "
-            "if the span should be smaller, or project the data"
+            f"samples spanning {problem.rank} dimensions need more than {DENSE_LIMIT} monomials; "
+            "declare the noise if the span should be smaller, or project the data"
         )
     return first
 
