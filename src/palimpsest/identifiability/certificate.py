@@ -26,8 +26,7 @@ class Verdict(StrEnum):
 class Margins:
     """Does a network whose weights are a stationary point of the margin problem agree with the samples?
 
-    At θ = c·θ̃, with θ̃ on the margin of every active sample, |Φ(θ; x_i)| = c^{α+1} and λ_i = b_i y_i > 0 for
-    all i.
+    At θ = c·θ̃, with θ̃ on the margin of every active sample, |Φ(θ; x_i)| = c^{α+1} and λ_i = b_i y_i > 0.
 
     Attributes:
         outputs: Φ(x_i), (n,).

@@ -25,10 +25,11 @@ class Counterexample:
     """Another data set with the same stationarity system.
 
     Attributes:
-        samples: x'_i, (n', d), with n' = n or n + 1. weights: b'_i, (n',), of the same signs. residual:
-            largest violation of the system, relative to the largest parameter. distance: of the new sample
-            farthest from all the true ones (or their negatives), relative to its norm. dimension: of the
-            family of solutions around the true data, to first order; 0 where a sample was added.
+        samples: x'_i, (n', d), with n' = n or n + 1.
+        weights: b'_i, (n',), of the same signs.
+        residual: largest violation of the system, relative to the largest parameter.
+        distance: of the direction of a new sample from those of all true ones, for the farthest of them.
+        dimension: of the family of solutions around the true data, to first order; 0 if a sample was added.
     """
 
     samples: Tensor
@@ -54,7 +55,7 @@ def counterexample(
         samples: the active samples x_i, (n, d).
         weights: b_i = λ_i y_i, (n,), none of them zero.
         margins: whether to keep y_i Φ(x_i) = 1 too. Without, the weights b_i are kept instead.
-        distance: relative to the norm of the sample that moves most.
+        distance: between the directions of the sample that moves most, as unit vectors.
         seed: of the random directions.
 
     Raises:
@@ -145,6 +146,6 @@ def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Te
 
 
 def _distance(new: Tensor, old: Tensor) -> float:
-    """How far the direction of a new sample is from all old ones, up to sign: norms alone make no difference."""
+    """How far the direction of a new sample is from all old ones, up to sign; norms make no difference."""
     u, v = (torch.nn.functional.normalize(x, dim=1) for x in (new, old))
     return float(torch.minimum(torch.cdist(u, v), torch.cdist(u, -v)).min(1).values.max())

@@ -24,12 +24,11 @@ class Terms:
     """Terms b_i x_i^{⊗α} found in T, with unit x_i.
 
     Attributes:
-        samples: unit vectors x_i, (n, d). weights: b_i, (n,). duals: u_i scaled to x_i·u_i = 1 (to
-            φ_p(x_i)·u_i = 1 when overcomplete), (n, C(d+p−1, p)). genuine: which terms are real, (n,); the
-            others only span the space that is left. conditioning: smallest over largest singular value of the
-            matrix of the φ_p(x_i). separation: smallest distance between eigenvalues of the chosen pair of
-            slices, over the condition of its
-            eigenvectors: what noise on T is divided by.
+        samples: unit vectors x_i, (n, d).
+        weights: b_i, (n,).
+        duals: u_i, scaled to φ_p(x_i)·u_i = 1, (n, C(d+p−1, p)).
+        genuine: which terms are real, (n,); the others only span the space that is left.
+        conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
     """
 
     samples: Tensor
@@ -37,7 +36,6 @@ class Terms:
     duals: Tensor
     genuine: Tensor
     conditioning: float
-    separation: float
 
 
 def orders(degree: int) -> list[int]:
@@ -53,17 +51,17 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
     """Terms of T whose φ_p(x_i) are linearly independent.
 
     Args:
-        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them. noise:
-            accuracy of T relative to its norm, below which a direction of overcomplete slices counts as
-            empty. pairs: number of random pairs of slices among which the best-conditioned one is kept.
+        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them.
+        noise: accuracy of T relative to its norm, below which a direction of overcomplete slices is empty.
+        pairs: number of random pairs of slices among which the best-conditioned one is kept.
+        seed: of the random slices.
     """
     M = torch.stack([_slice(T, v, p) for v in _directions(T, 2 * pairs, seed)])
     basis = torch.eye(T.shape[0], dtype=T.dtype) if p == 1 else _range(M, noise)
     C = basis.T @ M @ basis
-    u, separation, real = max(
-        (_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)), key=lambda found: (found[2].sum(), found[1])
-    )
-    return _polish(T, basis, u, p, real, separation)
+    candidates = [_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)]
+    u, _, real = max(candidates, key=lambda found: (int(found[2].sum()), found[1]))
+    return _polish(T, basis, u, p, real)
 
 
 def _directions(T: Tensor, number: int, seed: int) -> Tensor:
@@ -94,7 +92,10 @@ def _range(M: Tensor, noise: float) -> Tensor:
 
 
 def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
-    """Eigenvectors of A^{-1}B (of a complex pair: a real basis of its plane), separation, which are real."""
+    """Eigenvectors of A^{-1}B (of a complex pair: a real basis of its plane), their quality, which are real.
+
+    The quality is what noise on T is divided by: the gap between eigenvalues over the vectors' condition.
+    """
     try:
         eigenvalues, vectors = torch.linalg.eig(torch.linalg.solve(A, B))
     except torch.linalg.LinAlgError:
@@ -108,7 +109,7 @@ def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
     return u, float(gap * σ[-1] / σ[0]), real
 
 
-def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor, separation: float) -> Terms:
+def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor) -> Terms:
     """Alternate u_i ← dual vectors of φ_p(x_i) and b_i x_i ← T(·, u_i, …, u_i), for the real terms.
 
     The others, a real basis of the plane of each complex pair, stay: noise may have made them complex.
@@ -125,7 +126,7 @@ def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor, separatio
         if change <= 1e-15:
             break
     σ = torch.linalg.svdvals(features)
-    return Terms(x, weights, duals, real, float(σ[-1] / σ[0]), separation)
+    return Terms(x, weights, duals, real, float(σ[-1] / σ[0]))
 
 
 def _unlift(features: Tensor, d: int, p: int) -> Tensor:

@@ -126,8 +126,7 @@ def _without_idle_neurons(θ: Tensor, degree: int) -> Tensor:
 
 
 def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> Tensor:
-    """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ): the KKT system on active samples is that its gradient is
-    zero."""
+    """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ), whose gradient the KKT system sets to zero."""
     size = neurons * (x.shape[1] + 1)
     θ, λ = flat[:size].reshape(neurons, -1), flat[size:]
     return 0.5 * θ.square().sum() - λ @ (y * outputs(θ, x, degree) - 1)

@@ -3,7 +3,8 @@
 Two things survive. The rows of the values always lie in the span of the active samples, so every direction
 found in them is a direction of that span. And where T is known but does not decompose as a whole, a term that
 splits off as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i orthogonal to everything else
-in T, is a sample, while the rest remains a subspace.
+in T, is returned as a sample, while the rest remains a subspace. (As ever, α samples in one plane can imitate
+two.)
 """
 
 from __future__ import annotations

@@ -67,13 +67,12 @@ def identify(
         degree: α, at least 3.
         bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm,
             and is not part of the returned samples.
-        norm: the common norm of the samples, where it is known. count: the number of active samples, where it
-            is known. Without it the verdict is conditional: the answer
-            is the only data set of at most its own size, but α samples in one plane can imitate two others.
+        norm: the common norm of the samples, where it is known.
+        count: the number of active samples, where it is known. Without it the verdict is conditional: the
+            answer is the only data set of at most its own size, but α samples in one plane can imitate two.
         noise: standard deviation of the error of the values, relative to their root mean square. By default
-            the
-            values are taken to be as accurate as their floating-point type. If they turn out not to be, up to
-            1e-3 is tried, and the verdict depends on the misfit being noise.
+            the values are taken to be as accurate as their floating-point type. If they turn out not to be,
+            up to 1e-3 is tried, and the verdict depends on the misfit being noise.
         network: the stationary point the values came from, to compare margins, scale and labels.
         seed: of the random slices.
 

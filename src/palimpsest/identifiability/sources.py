@@ -50,8 +50,7 @@ def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) ->
 def from_lazy_training(
     initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float = 0.5
 ) -> Evaluations:
-    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), taken at a fraction of the way from the initial to the final
-    parameters.
+    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), with W_j and a_j at a fraction of the way from start to end.
 
     The error is of first order in the relative movement of the parameters, and smallest at the place where
     gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them.
