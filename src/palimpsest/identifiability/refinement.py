@@ -112,23 +112,27 @@ def least_squares(
     """
     scalar, size = values.dim() == 1, values.norm()
     best, μ, length = torch.inf, damping, torch.inf
-    kept, normal, downhill = z, z, z
+    kept, normal, downhill, R = z, z, z, None
     for _ in range(iterations):
-        misfit = float((values - model(points, z, signs, degree, scalar=scalar)).norm() / size)
+        misfit, extent = float((values - model(points, z, signs, degree, scalar=scalar)).norm() / size), 0.0
         if misfit < best:
-            kept, best, μ = z, misfit, (μ / 4 if μ > 1e-13 else 0.0)
+            kept, best, extent = z, misfit, float(z.abs().max())
             downhill = slope(points, values, z, signs, degree).reshape(-1, 1)
-            if μ or length > 1e-4 * float(z.abs().max()):
-                normal = normal_matrix(points, z, signs, degree, scalar=scalar)
+            if μ or length > 1e-4 * extent:
+                normal, R = normal_matrix(points, z, signs, degree, scalar=scalar), None
+            μ = μ / 4 if μ > 1e-13 else 0.0
         elif length <= 1e-4 * float(kept.abs().max()) or μ > 1e8 or best == torch.inf:
             break
         else:
-            μ = max(4 * μ, 1e-6)
-        damped = normal + μ * normal.diagonal().mean() * torch.eye(len(normal), dtype=z.dtype)
-        R, failed = torch.linalg.cholesky_ex(damped, upper=True)
-        if failed:
-            z, length = kept.new_full(kept.shape, torch.nan), torch.inf
-            continue
+            μ, R = max(4 * μ, 1e-6), None
+        if length <= 1e-15 * extent:
+            break
+        if R is None:
+            ridge = μ * normal.diagonal().mean() * torch.eye(len(normal), dtype=z.dtype)
+            R, failed = torch.linalg.cholesky_ex(normal + ridge, upper=True)
+            if failed:
+                z, length, R = torch.full_like(kept, torch.nan), torch.inf, None
+                continue
         step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
         z, length = kept + step, float(step.abs().max())
     return kept, normal, best
