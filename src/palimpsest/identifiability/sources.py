@@ -48,20 +48,37 @@ def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) ->
 
 
 def from_lazy_training(
-    initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float = 0.5
+    initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float | None = None
 ) -> Evaluations:
     """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), with W_j and a_j at a fraction of the way from start to end.
 
     The error is of first order in the relative movement of the parameters, and smallest at the place where
-    gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them.
+    gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them. By
+    default that place is found from the parameters themselves.
     """
     start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
     if start.shape != end.shape:
         raise InvalidInputError("initial and final network differ in shape; give two states of one network")
+    at = _place_of_gradients(initial, final, start, end) if at is None else at
     between = copy.deepcopy(initial)
     with torch.no_grad():
         between.a.lerp_(final.a, at)
     return _undivided(between, start.lerp(end, at), end - start)
+
+
+def _place_of_gradients(
+    initial: PolynomialNetwork, final: PolynomialNetwork, start: Tensor, end: Tensor
+) -> float:
+    """The t at which W_j(t)·ΔW_j = α a_j(t) Δa_j holds best.
+
+    Every gradient of a homogeneous network satisfies W_j·∇_{W_j} = α a_j ∇_{a_j} where it is taken.
+    """
+    α, moved = initial.degree, (final.a - initial.a).detach()
+    if any(initial.coefficients[:-1]) or not moved.any():
+        return 0.5
+    defect = (start * (end - start)).sum(1) - α * initial.a.detach() * moved
+    change = (end - start).square().sum(1) - α * moved.square()
+    return float((-(defect @ change) / change.square().sum()).clamp(0, 0.5))
 
 
 def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
