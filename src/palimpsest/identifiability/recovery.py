@@ -292,10 +292,11 @@ def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, mis
     """T is no sum of independent terms to within the noise: keep those that split off, if T is one at all."""
     assert T.tensor is not None
     if T.misfit > problem.allowed:
-        reason = (
-            f"the values are no evaluations of an f: the best one misses them by {T.misfit:.1e}, "
-            f"where noise explains {problem.allowed:.1e}"
+        completed = problem.scalar and not len(T.factor)
+        best = (
+            "the values show no tensor of few terms" if completed else "the values are no evaluations of an f"
         )
+        reason = f"{best}: the best misses them by {T.misfit:.1e}, where noise explains {problem.allowed:.1e}"
         kept = torch.zeros(len(start.signs), dtype=torch.bool)
     else:
         defects = partial.split_off(T.tensor, start.terms)
