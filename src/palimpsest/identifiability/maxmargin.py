@@ -54,9 +54,11 @@ def max_margin(
     if not (shapes and degree >= 1 and neurons >= len(x)):
         raise InvalidInputError("give samples (n, d), n labels ±1, degree ≥ 1 and at least n neurons")
     θ = _feasible_start(x, y, degree, neurons, seed)
-    θ, λ = _augmented_lagrangian(θ, torch.zeros_like(y), x, y, degree)
-    θ = _without_idle_neurons(θ, degree)
-    θ, λ = _augmented_lagrangian(θ, λ, x, y, degree)
+    λ, width = torch.zeros_like(y), len(θ) + 1
+    while len(θ) < width:
+        width = len(θ)
+        θ, λ = _augmented_lagrangian(θ, λ, x, y, degree)
+        θ = _without_idle_neurons(θ, degree)
     θ, λ = _newton(θ, λ, x, y, degree)
     return _result(θ, λ, x, y, degree)
 
@@ -98,11 +100,14 @@ def _augmented_lagrangian(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: 
     options = {"maxiter": 2000, "maxfun": 4000, "ftol": 1e-15, "gtol": 1e-9, "maxcor": 30}
     flat, violation = θ.flatten().numpy(), torch.inf
     for _ in range(25):
-        flat = minimize(value_and_gradient, flat, jac=True, method="L-BFGS-B", options=options).x
-        slack = 1 - y * outputs(torch.from_numpy(flat).reshape(shape), x, degree)
-        new = (λ + ρ * slack).clamp(min=0)
+        trial = minimize(value_and_gradient, flat, jac=True, method="L-BFGS-B", options=options).x
+        slack = 1 - y * outputs(torch.from_numpy(trial).reshape(shape), x, degree)
+        if slack.max() > 0.5:  # gave a margin up, perhaps all: the penalty is too weak
+            ρ *= 10
+            continue
+        flat = trial
         previous, violation = violation, float(torch.maximum(slack, -λ / ρ).abs().max())
-        λ = new
+        λ = (λ + ρ * slack).clamp(min=0)
         if violation < 1e-10:
             break
         if violation > 0.5 * previous:
