@@ -1,9 +1,10 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
-from palimpsest import datasets, errors, networks, optimisers, priors, scoring, splitting, storage
+from palimpsest import datasets, errors, identifiability, networks, optimisers, priors, scoring, splitting, storage
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
+from palimpsest.identifiability import identify
 from palimpsest.objectives import KKT, NTK, MulticlassKKT
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction, reconstruct
@@ -24,6 +25,8 @@ __all__ = [
     "certify",
     "datasets",
     "errors",
+    "identifiability",
+    "identify",
     "networks",
     "optimisers",
     "priors",

@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report`.
+"""The command line: `palimpsest demo | train | reconstruct | report | identify`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -19,6 +19,7 @@ from tqdm import tqdm
 from palimpsest import jobs
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
+from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score
 
@@ -83,7 +84,9 @@ class Reconstruct:
                     folder, self.reading, device=_device(self.device), variants=variants, callbacks=callbacks
                 )
             except KeyboardInterrupt:
-                raise Interrupted("interrupted; the state is saved: give the same command again to go on") from None
+                raise InterruptedRunError(
+                    "interrupted; the state is saved: give the same command again to go on"
+                ) from None
         print(f"Candidates are in {self.folder}; judge them with: palimpsest report {self.folder}")
 
 
@@ -127,7 +130,27 @@ class Demo:
         Report(self.out, title="Faces read out of the weights of a face detector").run()
 
 
-class Interrupted(PalimpsestError):
+@dataclass
+class Identify:
+    """What the saved weights of a polynomial network determine about its training data: exact recovery.
+
+    From a stationary point, from a batch gradient, or from weights before and after training; see
+    docs/identifiability.md. Prints a certificate that says what is identified and what is not.
+
+        palimpsest identify --weights net.safetensors --gradient gradient.safetensors --output samples.safetensors
+    """
+
+    options: Annotated[IdentifyOptions, tyro.conf.arg(name="")]
+
+    def run(self) -> int:
+        status, text = run_identify(self.options)
+        if status:
+            return _complain(text, status=status)
+        print(text)
+        return 0
+
+
+class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
 
@@ -136,6 +159,7 @@ Command = (
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Reconstruct, tyro.conf.subcommand("reconstruct")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Identify, tyro.conf.subcommand("identify")]
 )
 
 
@@ -143,8 +167,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the value is the exit status."""
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        command.run()
-    except (DivergenceError, TrainingDivergedError, Interrupted) as error:
+        return command.run() or 0
+    except (DivergenceError, TrainingDivergedError, InterruptedRunError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
         return _complain(str(error), status=2)
@@ -153,7 +177,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(f"cannot use{where}: {error.strerror}; make room or choose another folder", status=2)
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
-    return 0
 
 
 def _complain(sentence: str, *, status: int) -> int:

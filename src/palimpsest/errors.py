@@ -56,3 +56,7 @@ class TrainingDivergedError(PalimpsestError):
 
 class RunFolderError(PalimpsestError):
     """A run folder that is missing, in use, of another version, or damaged."""
+
+
+class NoCounterexampleError(PalimpsestError):
+    """No other data set was found that gives the same weights, which proves nothing."""

@@ -1,0 +1,151 @@
+"""A different data set that explains the same network: proof that weights need not determine the data.
+
+The stationarity system of a two-layer network Φ(x) = Σ_j a_j (W_j·x)^α,
+
+    α a_j Σ_i b_i (W_j·x_i)^{α−1} x_i = W_j,    Σ_i b_i (W_j·x_i)^α = a_j,
+
+has a solution set through the true (x_i, b_i). Where that set has a tangent space, we step along it and
+return to the set by Gauss–Newton; where it has none, one more sample gives it one. With margins, y_i Φ(x_i) =
+1 and y_i b_i > 0 for y_i = sign b_i are kept as well, so the new data set could have been trained on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError, NoCounterexampleError
+from palimpsest.networks import PolynomialNetwork
+
+
+@dataclass(frozen=True)
+class Counterexample:
+    """Another data set with the same stationarity system.
+
+    Attributes:
+        samples: x'_i, (n', d), with n' = n or n + 1.
+        weights: b'_i, (n',), of the same signs.
+        residual: largest violation of the system, relative to the largest parameter.
+        distance: of the direction of a new sample from those of all true ones, for the farthest of them.
+        dimension: of the family of solutions around the true data, to first order; 0 if a sample was added.
+    """
+
+    samples: Tensor
+    weights: Tensor
+    residual: float
+    distance: float
+    dimension: int
+
+
+def counterexample(
+    network: PolynomialNetwork,
+    samples: Tensor,
+    weights: Tensor,
+    *,
+    margins: bool = True,
+    distance: float = 0.05,
+    seed: int = 0,
+) -> Counterexample:
+    """Construct a data set ``distance`` away from the samples that satisfies the same system to 1e-12.
+
+    Args:
+        network: without bias and with a monomial activation of any degree α ≥ 1, stationary for the samples.
+        samples: the active samples x_i, (n, d).
+        weights: b_i = λ_i y_i, (n,), none of them zero.
+        margins: whether to keep y_i Φ(x_i) = 1 too. Without, the weights b_i are kept instead.
+        distance: between the directions of the sample that moves most, as unit vectors.
+        seed: of the random directions.
+
+    Raises:
+        NoCounterexampleError: if none was found; the data may or may not be determined.
+    """
+    if network.b is not None or any(network.coefficients[:-1]):
+        raise InvalidInputError("only monomial activations without bias are covered; give such a network")
+    system = _System(network, margins)
+    x, b = samples.detach().double(), weights.detach().double()
+    if (start := system.residual(x, b, b.sign(), b)) > 1e-8:
+        raise InvalidInputError(f"the network is not stationary for these samples ({start:.1e}); solve first")
+    generator = torch.Generator().manual_seed(seed)
+    J = torch.func.jacrev(lambda u: system(u, b.sign(), b))(_pack(x, b))
+    tangent = _null_space(J)
+    for trial in range(40):
+        y, start_x, start_b = _guess(x, b, tangent, generator, size=0.4 * 0.9**trial)
+        found = _return_to_set(system, start_x, start_b, y)
+        if found is None:
+            continue
+        moved = _distance(found[0], x)
+        if moved >= distance and (found[1] * y > 0).all():
+            return Counterexample(*found, system.residual(*found, y, start_b), moved, tangent.shape[1])
+    raise NoCounterexampleError("no other data set with these weights was found; the data may be determined")
+
+
+@dataclass(frozen=True)
+class _System:
+    """The equations, as one residual vector relative to the largest parameter."""
+
+    network: PolynomialNetwork
+    margins: bool
+
+    def __call__(self, u: Tensor, y: Tensor, b0: Tensor) -> Tensor:
+        a, W = self.network.a.detach().double(), self.network.W.detach().double()
+        α = self.network.degree
+        x, b = u[: -len(y)].reshape(len(y), -1), u[-len(y) :]
+        t = x @ W.T
+        stationarity = W - α * a[:, None] * ((t ** (α - 1)).T @ (b[:, None] * x))
+        head = a - (t**α).T @ b
+        held = y * (t**α @ a) - 1 if self.margins else b - b0
+        return torch.cat([stationarity.flatten(), head, held]) / torch.maximum(W.abs().max(), a.abs().max())
+
+    def residual(self, x: Tensor, b: Tensor, y: Tensor, b0: Tensor) -> float:
+        return float(self(_pack(x, b), y, b0).abs().max())
+
+
+def _pack(x: Tensor, b: Tensor) -> Tensor:
+    return torch.cat([x.flatten(), b])
+
+
+def _null_space(J: Tensor) -> Tensor:
+    _, σ, Vh = torch.linalg.svd(J)
+    return Vh[int((σ > 1e-9 * σ[0]).sum()) :].T
+
+
+def _guess(
+    x: Tensor, b: Tensor, tangent: Tensor, generator: torch.Generator, size: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """A step along the set, or where it is a point, one sample split in two and pulled apart."""
+    scale = size * float(x.norm(dim=1).mean())
+    if tangent.shape[1]:
+        step = tangent @ torch.randn(tangent.shape[1], generator=generator, dtype=x.dtype)
+        step = scale * step / step[: x.numel()].reshape(x.shape).norm(dim=1).max()
+        moved = _pack(x, b) + step
+        return b.sign(), moved[: x.numel()].reshape(x.shape), moved[x.numel() :]
+    i = int(torch.randint(len(x), (1,), generator=generator))
+    v = torch.randn(x.shape[1], generator=generator, dtype=x.dtype)
+    v *= scale / v.norm()
+    split = torch.cat([x, (x[i] - v)[None]])
+    split[i] += v
+    halves = torch.cat([b, b[i : i + 1] / 2])
+    halves[i] /= 2
+    return halves.sign(), split, halves
+
+
+def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
+    """Gauss–Newton with the shortest steps, so as not to slide back; None where it does not arrive."""
+    u, b0 = _pack(x, b), b
+    for _ in range(60):
+        g = system(u, y, b0)
+        if g.abs().max() < 1e-14 or not g.isfinite().all():
+            break
+        J = torch.func.jacrev(lambda v: system(v, y, b0))(u)
+        step = torch.linalg.lstsq(J, -g[:, None], rcond=1e-11, driver="gelsd").solution[:, 0]
+        u = u + step * min(1.0, 0.5 * float(u.norm() / step.norm().clamp(min=1e-300)))
+    arrived = system(u, y, b0).abs().max() < 1e-12
+    return (u[: x.numel()].reshape(x.shape), u[x.numel() :]) if arrived else None
+
+
+def _distance(new: Tensor, old: Tensor) -> float:
+    """How far the direction of a new sample is from all old ones, up to sign; norms make no difference."""
+    u, v = (torch.nn.functional.normalize(x, dim=1) for x in (new, old))
+    return float(torch.minimum(torch.cdist(u, v), torch.cdist(u, -v)).min(1).values.max())

@@ -1,0 +1,57 @@
+"""T from fewer scalar evaluations than it has entries, because it has few terms.
+
+Tensors with at most k terms form a family of dimension k·d, their differences one of dimension 2k·d: for
+almost all points, 2k·d evaluations p(w_j) admit only one such tensor. It is found by fitting *more* terms
+than there are samples,
+
+    p(w_j) = Σ_{i≤k} s_i (z_i·w_j)^α,
+
+with Levenberg–Marquardt from a random start: surplus terms leave the fit no bad minimum to rest in, and a fit
+without residual is T, however its terms split the samples among themselves.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from palimpsest.identifiability.interpolation import Interpolant
+from palimpsest.identifiability.polynomials import power_sum
+from palimpsest.identifiability.refinement import NORMAL_LIMIT, least_squares, model
+
+
+def surplus_terms(points: Tensor) -> int:
+    """The number k of terms to fit: 3k·d evaluations leave a third of them as a check.
+
+    >>> surplus_terms(torch.eye(6).repeat(5, 1) + torch.arange(30)[:, None])
+    1
+    """
+    unit = torch.nn.functional.normalize(points, dim=1)
+    unit = (unit * unit.sum(1, keepdim=True).sign()).round(decimals=9)
+    distinct = len(torch.unique(unit, dim=0))  # parallel points repeat each other
+    return min(distinct // 3, NORMAL_LIMIT // 2) // points.shape[1]
+
+
+def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> tuple[Tensor, Interpolant]:
+    """Basis (d, k) of the span of the fitted terms, and T on it; no tensor for too few evaluations."""
+    (m, d), k = points.shape, surplus_terms(points)
+    nothing = points.new_zeros(0, 0)
+    if k == 0:
+        open_ = Interpolant(None, 2 * d, min(m, 2 * d - 1), 0.0, torch.nan, nothing)
+        return torch.eye(d, dtype=points.dtype), open_
+    signs = points.new_ones(k)
+    if degree % 2 == 0:  # an even power cannot absorb the sign of its weight
+        signs[1::2] = -1
+    z, misfit = min((_fit(points, values, signs, degree, seed + s) for s in range(2)), key=lambda fit: fit[1])
+    basis = torch.linalg.svd(z.T, full_matrices=False)[0]
+    T = power_sum(z @ basis, signs, degree)
+    return basis, Interpolant(T, 2 * k * d, 2 * k * d, 1.0, misfit, nothing)
+
+
+def _fit(points: Tensor, values: Tensor, signs: Tensor, degree: int, seed: int) -> tuple[Tensor, float]:
+    """Terms fitted from a random start of half the size of the values, and the relative misfit."""
+    generator = torch.Generator().manual_seed(seed)
+    z = torch.randn(len(signs), points.shape[1], generator=generator, dtype=points.dtype)
+    z *= 0.5 * float(values.norm() / model(points, z, signs, degree, scalar=True).norm()) ** (1 / degree)
+    z, _, misfit = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
+    return z, misfit

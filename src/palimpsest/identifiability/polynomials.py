@@ -1,0 +1,136 @@
+"""Homogeneous polynomials and symmetric tensors, in coordinates that make inner products kernels.
+
+A degree-q monomial w^β carries the weight √(q!/β!), so that φ_q(u)·φ_q(v) = (u·v)^q: the matrix of features V
+has V Vᵀ = K, the polynomial kernel. A symmetric tensor T of order α in d dimensions is either *full*, of
+shape (d, …, d), or *compressed*, the C(d+α−1, α) coefficients c of T(w, …, w) = φ_α(w)·c.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from itertools import combinations_with_replacement
+
+import torch
+from torch import Tensor
+
+
+def monomial_count(dimension: int, degree: int) -> int:
+    """N = C(d+q−1, q), the dimension of the homogeneous polynomials of degree q in d variables.
+
+    >>> monomial_count(40, 2)
+    820
+    """
+    return math.comb(dimension + degree - 1, degree)
+
+
+@lru_cache(maxsize=32)
+def multi_indices(dimension: int, degree: int) -> Tensor:
+    """The N index tuples i_1 ≤ … ≤ i_q, one per monomial w_{i_1} … w_{i_q}, in lexicographic order."""
+    tuples = list(combinations_with_replacement(range(dimension), degree))
+    return torch.tensor(tuples, dtype=torch.long).reshape(len(tuples), degree)
+
+
+@lru_cache(maxsize=32)
+def sqrt_multinomials(dimension: int, degree: int) -> Tensor:
+    """√(q!/β!) of every monomial, the weights under which φ_q(u)·φ_q(v) = (u·v)^q."""
+    index = multi_indices(dimension, degree)
+    repeats = torch.ones(len(index), dtype=torch.float64)  # β! = Π over equal neighbours of their position
+    run = torch.ones(len(index), dtype=torch.float64)
+    for t in range(1, degree):
+        run = torch.where(index[:, t] == index[:, t - 1], run + 1, torch.ones_like(run))
+        repeats = repeats * run
+    return (math.factorial(degree) / repeats).sqrt()
+
+
+def monomials(w: Tensor, degree: int) -> Tensor:
+    """φ_q(w): the weighted monomials of degree q at the rows of w, as an (m, N) matrix.
+
+    >>> u, v = torch.randn(2, 5, dtype=torch.float64)
+    >>> torch.allclose(monomials(u[None], 4) @ monomials(v[None], 4).T, (u @ v) ** 4)
+    True
+    """
+    index = multi_indices(w.shape[1], degree)
+    φ = sqrt_multinomials(w.shape[1], degree).to(w).repeat(len(w), 1)
+    for t in range(degree):
+        φ *= w[:, index[:, t]]
+    return φ
+
+
+def monomials_jacobian(w: Tensor, degree: int) -> Tensor:
+    """Dφ_q(w): derivatives of the weighted monomials, of shape (m, N, d)."""
+    index = multi_indices(w.shape[1], degree)
+    D = w.new_zeros(len(w), len(index), w.shape[1])
+    for t in range(degree):
+        others = w[:, torch.cat([index[:, :t], index[:, t + 1 :]], 1)].prod(-1)
+        D.scatter_add_(2, index[:, t].expand(len(w), -1)[..., None], others[..., None])
+    return D * sqrt_multinomials(w.shape[1], degree).to(w)[:, None]
+
+
+def kernel(u: Tensor, v: Tensor, degree: int) -> Tensor:
+    """K_{pq} = (u_p·v_q)^q, the Gram matrix of the weighted monomials."""
+    return (u @ v.T) ** degree
+
+
+def compress(T: Tensor) -> Tensor:
+    """The coefficients c of T(w, …, w) = φ_α(w)·c of a full symmetric tensor."""
+    index = multi_indices(T.shape[0], T.dim())
+    return T[tuple(index.T)] * sqrt_multinomials(T.shape[0], T.dim()).to(T)
+
+
+def expand(c: Tensor, dimension: int, degree: int) -> Tensor:
+    """The full symmetric tensor with compressed coefficients c (batched over leading axes of c).
+
+    >>> c = torch.randn(monomial_count(4, 3), dtype=torch.float64)
+    >>> torch.allclose(compress(expand(c, 4, 3)), c)
+    True
+    """
+    grid = torch.cartesian_prod(*[torch.arange(dimension)] * degree).reshape(-1, degree).sort(1).values
+    place = dimension ** torch.arange(degree - 1, -1, -1)
+    position = torch.searchsorted(multi_indices(dimension, degree) @ place, grid @ place)
+    entries = c / sqrt_multinomials(dimension, degree).to(c)
+    return entries[..., position].reshape(*c.shape[:-1], *[dimension] * degree)
+
+
+def symmetrise(A: Tensor, degree: int) -> Tensor:
+    """The symmetric tensor nearest to f(w) = A φ_{α−1}(w), with A of shape (d, N); exact when f = ∇p/α."""
+    B = expand(A, A.shape[0], degree - 1)
+    return torch.stack([B.movedim(0, t) for t in range(degree)]).mean(0)
+
+
+def gradient_coefficients(T: Tensor) -> Tensor:
+    """The (d, N) matrix A with T(·, w, …, w) = A φ_{α−1}(w)."""
+    index = multi_indices(T.shape[0], T.dim() - 1)
+    return T[(slice(None), *index.T)] * sqrt_multinomials(T.shape[0], T.dim() - 1).to(T)
+
+
+def power_sum(x: Tensor, b: Tensor, degree: int) -> Tensor:
+    """T = Σ_i b_i x_i^{⊗α}, full."""
+    d = x.shape[1]
+    power = x
+    for _ in range(degree - 2):
+        power = (power[:, :, None] * x[:, None, :]).flatten(1)
+    return ((b[:, None] * x).T @ power).reshape([d] * degree)
+
+
+def contract(T: Tensor, *vectors: Tensor) -> Tensor:
+    """T(·, …, ·, v_1, …, v_k): the last k axes contracted with one vector each."""
+    for v in vectors:
+        T = T @ v
+    return T
+
+
+def polarise(p, vectors: list[Tensor]) -> Tensor:
+    """T(u_1, …, u_α) from the polynomial p(w) = T(w, …, w) alone, by the polarisation identity
+
+        T(u_1, …, u_α) = 1/(α! 2^α) Σ_{ε ∈ {±1}^α} (Π_t ε_t) p(Σ_t ε_t u_t).
+
+    >>> x = torch.randn(3, dtype=torch.float64)
+    >>> u = list(torch.randn(4, 3, dtype=torch.float64))
+    >>> torch.allclose(polarise(lambda w: (x @ w) ** 4, u), torch.stack([x @ v for v in u]).prod())
+    True
+    """
+    α = len(vectors)
+    U = torch.stack(vectors)
+    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=U.dtype)] * α).reshape(-1, α)
+    return sum(ε.prod() * p(ε @ U) for ε in signs) / (math.factorial(α) * 2**α)

@@ -1,0 +1,315 @@
+"""Exact recovery: from evaluations of f to the samples, with a certificate.
+
+The stages: the span of the samples, read off the values; T on it, by interpolation; its terms, by
+simultaneous diagonalisation; the samples, by Gauss–Newton on the values.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.identifiability import partial
+from palimpsest.identifiability.certificate import Certificate, Verdict, margins
+from palimpsest.identifiability.decomposition import Terms, decompose, orders
+from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
+from palimpsest.identifiability.lowrank import complete
+from palimpsest.identifiability.polynomials import kernel, monomial_count
+from palimpsest.identifiability.problem import Problem
+from palimpsest.identifiability.readout import propagate, samples_and_weights
+from palimpsest.identifiability.refinement import Refined, model, refine
+from palimpsest.identifiability.verdict import judge, open_questions
+from palimpsest.networks import PolynomialNetwork
+
+LARGEST_ERROR = 1e-2
+"""A sample whose expected error exceeds this fraction of its norm is not called determined."""
+
+
+@dataclass(frozen=True)
+class Identification:
+    """Recovered samples, and what vouches for them.
+
+    Attributes:
+        samples: x_i, (n, d); only those that are determined. Without a bias the sign is chosen to make the
+            coordinates sum to a positive number, and the norm is 1 or the one given.
+        weights: b_i, (n,).
+        certificate: the verdict and its evidence.
+        subspace: orthonormal basis (d, r) of the part of the span of the active samples that is determined.
+    """
+
+    samples: Tensor
+    weights: Tensor
+    certificate: Certificate
+    subspace: Tensor
+
+
+def identify(
+    points: Tensor | np.ndarray,
+    values: Tensor | np.ndarray,
+    degree: int = 3,
+    *,
+    bias: bool = False,
+    norm: float | None = None,
+    count: int | None = None,
+    noise: float | None = None,
+    network: PolynomialNetwork | None = None,
+    seed: int = 0,
+) -> Identification:
+    """Recover x_i and b_i from values[j] = f(points[j]), f(w) = Σ_i b_i (x_i·w)^{α−1} x_i, or say why not.
+
+    Args:
+        points: w_j, (m, d).
+        values: f(w_j), (m, d), or the scalars p(w_j) = w_j·f(w_j), (m,).
+        degree: α, at least 3.
+        bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm,
+            and is not part of the returned samples.
+        norm: the common norm of the samples, where it is known.
+        count: the number of active samples, where it is known. Without it the verdict is conditional: the
+            answer is the only data set of at most its own size, but α samples in one plane can imitate two.
+        noise: standard deviation of the error of the values, relative to their root mean square. By default
+            the values are taken to be as accurate as their floating-point type. If they turn out not to be,
+            up to 1e-3 is tried, and the verdict depends on the misfit being noise.
+        network: the stationary point the values came from, to compare margins, scale and labels.
+        seed: of the random slices.
+
+    >>> x = torch.nn.functional.normalize(torch.randn(4, 5, dtype=torch.float64), dim=1)
+    >>> w = torch.randn(20, 5, dtype=torch.float64)
+    >>> found = identify(w, (w @ x.T) ** 2 @ x, degree=3)
+    >>> bool((found.samples @ x.T).abs().max(0).values.min() > 1 - 1e-12)
+    True
+    """
+    problem = Problem.prepare(points, values, degree, bias, norm, count, noise)
+    if not problem.values.any():
+        return _undetermined(problem, "every value is zero, so no sample is active")
+    first, misfits = None, dict[int, float]()
+    for level in problem.levels:
+        trial = replace(problem, noise=level)
+        if misfits.get(trial.rank, 0.0) > trial.allowed:
+            continue  # the same span leaves the same misfit
+        if not trial.scalar and monomial_count(max(1, trial.rank), degree - 1) > DENSE_LIMIT:
+            continue
+        found = _solve(trial, network, seed)
+        first = first or found
+        evidence = found.certificate
+        if evidence.verdict is not Verdict.NOT_IDENTIFIED:
+            return found
+        if evidence.interpolation_misfit <= level:
+            return found  # no more noise than this
+        misfit = evidence.interpolation_misfit if trial.scalar else evidence.misfit
+        misfits[trial.rank] = misfit if misfit > 0 else torch.inf
+    if first is None:
+        raise InvalidInputError(
+            f"samples spanning {problem.rank} dimensions need more than {DENSE_LIMIT} monomials; "
+            "declare the noise if the span should be smaller, or project the data"
+        )
+    return first
+
+
+def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Identification:
+    """Recovery from values of known accuracy."""
+    span, T = _interpolate(problem, seed)
+    if not span.basis.shape[1]:
+        return _undetermined(problem, "no sample stands out of the noise")
+    if T.tensor is None:
+        reason = (
+            f"{len(problem.points)} evaluations give rank {T.rank}, but {T.needed} are needed for samples "
+            f"spanning {span.basis.shape[1]} dimensions, so many data sets share these values"
+        )
+        return _undetermined(problem, reason, span, T)
+    if not _checked(problem, span):
+        reason = f"{len(problem.points)} evaluations fit anything; more are needed as a check"
+        return _undetermined(problem, reason, span, T)
+    span, T = _reduced(problem, span, T)
+    attempts = [_fit(problem, _start(problem, T, span, p, seed)) for p in orders(problem.degree)]
+    fitting = [attempt for attempt in attempts if attempt.misfit <= problem.allowed]
+    if fitting:
+        return _conclude(problem, T, fitting[0], span, network)
+    return _in_part(problem, T, _start(problem, T, span, 1, seed), span, min(a.misfit for a in attempts))
+
+
+@dataclass(frozen=True)
+class _Span:
+    """Orthonormal basis (d, r) of the span of the samples, and a bound on the error of each direction."""
+
+    basis: Tensor
+    bounds: Tensor
+
+
+@dataclass(frozen=True)
+class _Attempt:
+    """Terms of T, and samples fitted from there; the embedding maps the coordinates of the fit to all."""
+
+    terms: Terms
+    fit: Refined
+    signs: Tensor
+    embedding: Tensor
+    misfit: float
+
+    @property
+    def z(self) -> Tensor:
+        return self.fit.z @ self.embedding.T
+
+
+def _undetermined(
+    problem: Problem, reason: str, span: _Span | None = None, T: Interpolant | None = None
+) -> Identification:
+    """No samples; the span where it is known."""
+    d = problem.points.shape[1]
+    nothing = problem.points.new_zeros(0)
+    span = span or _Span(problem.points.new_zeros(d, 0), nothing)
+    T = T or Interpolant(None, 0, 0, 0.0, torch.nan, nothing)
+    certificate = Certificate(
+        verdict=Verdict.NOT_IDENTIFIED, reason=reason, not_identified=("the samples",), degree=problem.degree,
+        dimension=d, reduced_dimension=span.basis.shape[1], evaluations=len(problem.points), needed=T.needed,
+        rank=T.rank, family=T.nullity, interpolation_misfit=T.misfit, misfit=torch.nan, noise=problem.noise,
+        interpolation_conditioning=T.conditioning, sample_conditioning=torch.nan,
+        jacobian_conditioning=torch.nan, error_per_noise=nothing, direction_bounds=span.bounds,
+    )  # fmt: skip
+    return Identification(problem.points.new_zeros(0, d - problem.bias), nothing, certificate, span.basis)
+
+
+def _interpolate(problem: Problem, seed: int) -> tuple[_Span, Interpolant]:
+    """The span of the samples, which vector values reveal beforehand, and T on it."""
+    w, F = problem.points, problem.values
+    if problem.scalar:
+        basis = torch.eye(w.shape[1], dtype=w.dtype)
+        if monomial_count(w.shape[1], problem.degree) <= min(len(w), DENSE_LIMIT):
+            T = interpolate(w, F, problem.degree)
+        else:
+            basis, T = complete(w, F, problem.degree, seed=seed)
+        return _Span(basis, w.new_full((basis.shape[1],), torch.nan)), T
+    span = _Span(*partial.span(F, problem.noise))
+    return span, interpolate(w @ span.basis, F @ span.basis, problem.degree)
+
+
+def _checked(problem: Problem, span: _Span) -> bool:
+    """Do evaluations outnumber what they determine: the dimension of the span, and the entries of T on it?
+
+    Where every independent evaluation brings a new direction, as at the minimum of the margin problem, the
+    next might have too. Independent evaluations are counted by the rank of K_pq = (w_p·w_q)^{α−1}.
+    """
+    m, r = len(problem.points), span.basis.shape[1]
+    if problem.scalar:
+        completed = r < len(span.basis)  # with a reserve of its own
+        return completed or m > monomial_count(r, problem.degree)
+    order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
+    some = torch.nn.functional.normalize(problem.points[order[: max(4 * r, 200)]], dim=1)
+    K = kernel(some, some, problem.degree - 1)
+    independent = int(torch.linalg.matrix_rank(K, hermitian=True, rtol=1e-12))
+    return independent > r and m * r > monomial_count(r, problem.degree)
+
+
+def _reduced(problem: Problem, span: _Span, T: Interpolant) -> tuple[_Span, Interpolant]:
+    """T on the span of the samples, which scalar values reveal only now."""
+    assert T.tensor is not None
+    if not problem.scalar:
+        return span, T
+    left, σ, _ = torch.linalg.svd(T.tensor.flatten(1), full_matrices=False)
+    kept = left[:, σ > min(3 * T.tensor_error(problem.noise), 0.5 * float(σ[0]))]
+    tensor = T.tensor
+    for _ in range(problem.degree):
+        tensor = torch.tensordot(tensor, kept, dims=([0], [0]))
+    return _Span(span.basis @ kept, span.bounds[: kept.shape[1]]), replace(T, tensor=tensor)
+
+
+def _start(problem: Problem, T: Interpolant, span: _Span, p: int, seed: int) -> _Attempt:
+    """The terms of T in the coordinates of the fit: those of the span, or of all space for scalar values."""
+    assert T.tensor is not None
+    U = span.basis
+    terms = decompose(T.tensor, p, noise=min(1e-3, 10 * problem.noise / T.conditioning), seed=seed)
+    embedding = torch.eye(len(U), dtype=U.dtype) if problem.scalar else U
+    z = terms.weights.abs().pow(1 / problem.degree)[:, None] * (terms.samples @ U.T @ embedding)
+    return _Attempt(terms, Refined(z, None, torch.nan, 0), terms.weights.sign(), embedding, torch.inf)
+
+
+def _fit(problem: Problem, start: _Attempt) -> _Attempt:
+    """Refine the terms on the values; the misfit is that of all values, in all directions."""
+    if not torch.isfinite(start.z).all():
+        return start
+    w, F = problem.points @ start.embedding, problem.values
+    fit = refine(w, F if problem.scalar else F @ start.embedding, start.fit.z, start.signs, problem.degree)
+    fitted = model(w, fit.z, start.signs, problem.degree, scalar=problem.scalar)
+    residual = F - (fitted if problem.scalar else fitted @ start.embedding.T)
+    return replace(start, fit=fit, misfit=float(residual.norm() / F.norm()))
+
+
+def _conclude(
+    problem: Problem, T: Interpolant, attempt: _Attempt, span: _Span, network: PolynomialNetwork | None
+) -> Identification:
+    """Samples in the caller's units, their expected errors, and the verdict."""
+    if problem.estimated:
+        equations = len(problem.points) * (1 if problem.scalar else attempt.fit.z.shape[1])
+        spare = max(1e-2, 1 - attempt.fit.z.numel() / equations)
+        problem = replace(problem, noise=max(problem.rounding, attempt.misfit / spare**0.5))
+    samples, weights, errors = _in_units(problem, attempt, T)
+    size = (samples.square().sum(1) + problem.bias).sqrt()
+    sure = errors * problem.noise <= LARGEST_ERROR * size
+    compared = None if network is None else margins(network, samples, weights)
+    if compared is not None and compared.agree:
+        weights = weights * compared.scale ** (problem.degree - 1)
+    verdict, reason, open_ = judge(problem, sure, span.basis.shape[1], attempt.fit.nullity, compared)
+    if verdict is Verdict.NOT_IDENTIFIED:
+        sure = torch.zeros_like(sure)
+    certificate = replace(
+        _undetermined(problem, reason, span, T).certificate, verdict=verdict, not_identified=open_,
+        family=attempt.fit.nullity, misfit=attempt.misfit, sample_conditioning=attempt.terms.conditioning,
+        jacobian_conditioning=attempt.fit.conditioning, error_per_noise=errors[sure], margins=compared,
+    )  # fmt: skip
+    return Identification(samples[sure], weights[sure], certificate, span.basis)
+
+
+def _in_units(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tensor, Tensor, Tensor]:
+    """Samples, weights and expected errors per unit of relative noise."""
+    x, b, derivative = samples_and_weights(
+        attempt.z, attempt.signs, problem.degree, bias=problem.bias, norm=problem.norm or 1.0
+    )
+    errors = propagate(derivative, *_variance(problem, attempt, T), attempt.embedding)
+    return x, b * problem.unit, errors.nan_to_num(nan=torch.inf)
+
+
+def _variance(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tensor, Tensor]:
+    """Variance of z_i for unit noise: a block per sample, and that of each coordinate outside the span.
+
+    Outside the span, z is the regression of the values on h_ji = (w_j·z_i)^{α−1}. Where the normal matrix was
+    not formed, z_i ∝ f(u_i) to first order, and the error is that of the interpolated f.
+    """
+    z, (n, k) = attempt.fit.z, attempt.fit.z.shape
+    if attempt.fit.covariance is not None:
+        i = torch.arange(n)
+        h = (problem.points @ attempt.z.T) ** (problem.degree - 1)
+        return attempt.fit.covariance[i, :, i, :], torch.linalg.pinv(h.T @ h, hermitian=True).diagonal()
+    if problem.scalar or attempt.terms.duals.shape[1] != k:
+        return z.new_full((n, k, k), torch.inf), z.new_full((n,), torch.inf)
+    gain = T.noise_gain(attempt.terms.duals) * z.norm(dim=1) / attempt.terms.weights.abs()
+    return gain.square()[:, None, None] * torch.eye(k, dtype=z.dtype), gain.square()
+
+
+def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, misfit: float) -> Identification:
+    """T is no sum of independent terms to within the noise: keep those that split off, if T is one at all."""
+    assert T.tensor is not None
+    if T.misfit > problem.allowed:
+        completed = problem.scalar and not len(T.factor)
+        best = "the values show no tensor of few terms" if completed else "the values are no evaluations of an f"
+        reason = f"{best}: the best misses them by {T.misfit:.1e}, where noise explains {problem.allowed:.1e}"
+        kept = torch.zeros(len(start.signs), dtype=torch.bool)
+    else:
+        defects = partial.split_off(T.tensor, start.terms)
+        samples, weights, errors = _in_units(problem, start, T)
+        errors += defects.sqrt() / problem.noise  # two samples this close together would pass for one
+        tolerance = 100 * problem.noise / (T.conditioning * start.terms.conditioning**2)
+        kept = start.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
+        kept &= not (problem.estimated or problem.count)
+        reason = f"only {int(kept.sum())} terms split off; the samples are linearly dependent, or too many"
+    rest = _undetermined(problem, reason, span, T)
+    rest = replace(rest, certificate=replace(rest.certificate, misfit=misfit))
+    if not kept.any():
+        return rest
+    certificate = replace(
+        rest.certificate, verdict=Verdict.IN_PART, error_per_noise=errors[kept],
+        not_identified=open_questions(problem), sample_conditioning=start.terms.conditioning,
+    )  # fmt: skip
+    return Identification(samples[kept], weights[kept], certificate, span.basis)

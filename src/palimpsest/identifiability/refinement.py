@@ -1,0 +1,149 @@
+"""Gauss–Newton on the samples themselves, and how noise on the values moves them.
+
+With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
+
+    f(w_j) = Σ_i s_i t_ji^{α−1} z_i,    p(w_j) = Σ_i s_i t_ji^α,    t_ji = w_j·z_i,
+
+which has no freedom of scale left. The normal matrix JᵀJ is assembled from Gram matrices, never J itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from palimpsest.identifiability.interpolation import extreme_singular_values
+
+NORMAL_LIMIT = 4000
+"""Most unknowns n·d for which the normal matrix is formed; beyond, the Newton iteration on T has to do."""
+
+TRUSTED = 1e-7
+"""Smallest conditioning of J at which JᵀJ, of its square, is still meaningful in double precision."""
+
+
+@dataclass(frozen=True)
+class Refined:
+    """A least-squares fit of the samples.
+
+    Attributes:
+        z: |b_i|^{1/α} x_i, (n, d).
+        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None when not computed.
+        conditioning: smallest over largest singular value of J.
+        nullity: dimension of the family of samples with the same values, to first order.
+    """
+
+    z: Tensor
+    covariance: Tensor | None
+    conditioning: float
+    nullity: int
+
+
+def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
+    """f(w_j) or p(w_j) of the samples z."""
+    t = points @ z.T
+    return t**degree @ signs if scalar else (t ** (degree - 1)) @ (signs[:, None] * z)
+
+
+def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
+    """JᵀJ, of shape (n d, n d).
+
+    J δ = Σ_i s_i [(α−1) t_ji^{α−2} (w_j·δ_i) z_i + t_ji^{α−1} δ_i] for f, and Σ_i s_i α t_ji^{α−1} (w_j·δ_i)
+    for p.
+    """
+    (n, d), α = z.shape, degree
+    t = points @ z.T
+    h = signs * t ** (α - 1)
+    if scalar:
+        P = (α * h[:, :, None] * points[:, None, :]).flatten(1)
+        return P.T @ P
+    P = ((α - 1) * signs * t ** (α - 2))[:, :, None] * points[:, None, :]
+    PP = (P.flatten(1).T @ P.flatten(1)).reshape(n, d, n, d)
+    cross = (P.flatten(1).T @ h).reshape(n, d, n)[..., None] * z[:, None, None, :]  # Σ_j P_j^{ia} h_jk z_i^b
+    normal = PP * (z @ z.T)[:, None, :, None] + cross + cross.permute(2, 3, 0, 1)
+    normal += (h.T @ h)[:, None, :, None] * torch.eye(d, dtype=z.dtype)[:, None, :]
+    return normal.reshape(n * d, n * d)
+
+
+def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start; leaves z as it is when the problem is large."""
+    if z.numel() > NORMAL_LIMIT:
+        return Refined(z, None, torch.nan, 0)
+    z, normal, _ = least_squares(points, values, z, signs, degree, damping=0.0)
+    scale = z.norm(dim=1, keepdim=True).expand_as(z).flatten()
+    scaled = normal * scale[:, None] * scale
+    R, failed = torch.linalg.cholesky_ex(scaled, upper=True)
+    smallest, largest = (0.0, 1.0) if failed else extreme_singular_values(R)
+    if smallest > TRUSTED * largest:
+        inverse, nullity = torch.cholesky_inverse(R, upper=True), 0
+    else:
+        inverse, nullity = _inverse_or_infinity(scaled)
+    covariance = inverse * scale[:, None] * scale
+    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, nullity)
+
+
+def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
+    """Inverse of a nearly singular JᵀJ, infinite for unknowns that its null space moves; and its nullity.
+
+    Squared, double precision resolves nothing below `TRUSTED`: such directions count as undetermined.
+    """
+    λ, vectors = torch.linalg.eigh(normal)
+    loose = λ < TRUSTED**2 * λ[-1]
+    inverse = (vectors[:, ~loose] / λ[~loose]) @ vectors[:, ~loose].T
+    moved = vectors[:, loose].norm(dim=1) > 1e-6
+    inverse.diagonal()[moved] = torch.inf
+    return inverse, int((λ < 1e-15 * len(λ) * λ[-1]).sum())
+
+
+def least_squares(
+    points: Tensor,
+    values: Tensor,
+    z: Tensor,
+    signs: Tensor,
+    degree: int,
+    *,
+    damping: float,
+    iterations: int = 25,
+) -> tuple[Tensor, Tensor, float]:
+    """Levenberg–Marquardt; returns z, JᵀJ close to it and the relative misfit. Without damping, Gauss–Newton.
+
+    JᵀJ is renewed only while steps are long: close to the solution an old one converges as well.
+    """
+    scalar, size = values.dim() == 1, values.norm()
+    best, μ, length = torch.inf, damping, torch.inf
+    kept, normal, downhill, R = z, z, z, None
+    for _ in range(iterations):
+        misfit, extent = float((values - model(points, z, signs, degree, scalar=scalar)).norm() / size), 0.0
+        if misfit < best:
+            kept, best, extent = z, misfit, float(z.abs().max())
+            downhill = slope(points, values, z, signs, degree).reshape(-1, 1)
+            if μ or length > 1e-4 * extent:
+                normal, R = normal_matrix(points, z, signs, degree, scalar=scalar), None
+            μ = μ / 4 if μ > 1e-13 else 0.0
+        elif length <= 1e-4 * float(kept.abs().max()) or μ > 1e8 or best == torch.inf:
+            break
+        else:
+            μ, R = max(4 * μ, 1e-6), None
+        if length <= 1e-15 * extent:
+            break
+        if R is None:
+            ridge = μ * normal.diagonal().mean() * torch.eye(len(normal), dtype=z.dtype)
+            R, failed = torch.linalg.cholesky_ex(normal + ridge, upper=True)
+            if failed:
+                z, length, R = torch.full_like(kept, torch.nan), torch.inf, None
+                continue
+        step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
+        z, length = kept + step, float(step.abs().max())
+    return kept, normal, best
+
+
+def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:
+    """Jᵀ(values − model), (n, d)."""
+    t = points @ z.T
+    h = signs * t ** (degree - 1)
+    residual = values - model(points, z, signs, degree, scalar=values.dim() == 1)
+    if values.dim() == 1:
+        return degree * h.T @ (residual[:, None] * points)
+    inner = (degree - 1) * signs * t ** (degree - 2) * (residual @ z.T)
+    return inner.T @ points + h.T @ residual

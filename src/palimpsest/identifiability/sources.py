@@ -1,0 +1,152 @@
+"""Where evaluations of f(w) = Σ_i b_i (x_i·w)^{α−1} x_i come from.
+
+Every function returns ``points`` (m, d) and ``values``: (m, d) where the source gives f(w_j) itself, (m,)
+where it gives the scalar p(w_j) = w_j·f(w_j) = Σ_i b_i (x_i·w_j)^α. A network with biases is treated as one
+on inputs (x, 1): the points are (W_j, b_j), and `identify(..., bias=True)` recovers samples whose last
+coordinate is 1. Lower powers in the activation are fitted and taken away, so that what is returned is
+homogeneous.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.identifiability.polynomials import monomial_count, monomials
+from palimpsest.networks import PolynomialNetwork
+
+Evaluations = tuple[Tensor, Tensor]
+
+
+def from_network(network: PolynomialNetwork) -> Evaluations:
+    """f(W_j) = W_j/(α a_j), true at a stationary point θ = Σ_i λ_i y_i ∇_θ Φ(θ; x_i) of the margin problem.
+
+    Nothing here can tell whether the network is stationary: the certificate's misfit does.
+
+    >>> points, values = from_network(PolynomialNetwork(3, 10, activation=3))
+    >>> points.shape, values.shape
+    (torch.Size([10, 3]), torch.Size([10, 3]))
+    """
+    w, a = _lifted(network, _parameters(network)), _head(network)
+    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
+    values = w[alive] / (network.degree * network.coefficients[-1] * a[alive, None])
+    return w[alive], _leading_part(w[alive], values, network)
+
+
+def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) -> Evaluations:
+    """f(W_j) = ∇_{W_j}L/(α a_j) from one batch gradient, keyed as ``network.named_parameters()``.
+
+    The weights of the samples are b_i = ∂L/∂Φ(x_i). As f is homogeneous, the evaluation at W_j may as well be
+    stated at a multiple of W_j: the one chosen leaves the gradient undivided, so that small a_j do not
+    magnify its errors.
+    """
+    return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
+
+
+def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float | None = None) -> Evaluations:
+    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), with W_j and a_j at a fraction of the way from start to end.
+
+    The error is of first order in the relative movement of the parameters, and smallest at the place where
+    gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them. By
+    default that place is found from the parameters themselves.
+    """
+    start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
+    if start.shape != end.shape:
+        raise InvalidInputError("initial and final network differ in shape; give two states of one network")
+    at = _place_of_gradients(initial, final, start, end) if at is None else at
+    between = copy.deepcopy(initial)
+    with torch.no_grad():
+        between.a.lerp_(final.a, at)
+    return _undivided(between, start.lerp(end, at), end - start)
+
+
+def _place_of_gradients(initial: PolynomialNetwork, final: PolynomialNetwork, start: Tensor, end: Tensor) -> float:
+    """The t at which W_j(t)·ΔW_j = α a_j(t) Δa_j holds best.
+
+    Every gradient of a homogeneous network satisfies W_j·∇_{W_j} = α a_j ∇_{a_j} where it is taken.
+    """
+    α, moved = initial.degree, (final.a - initial.a).detach()
+    if any(initial.coefficients[:-1]) or not moved.any():
+        return 0.5
+    defect = (start * (end - start)).sum(1) - α * initial.a.detach() * moved
+    change = (end - start).square().sum(1) - α * moved.square()
+    return float((-(defect @ change) / change.square().sum()).clamp(0, 0.5))
+
+
+def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
+    """p(W_j) = a_j − a_j(0): any number of (S)GD steps on the head alone, without weight decay.
+
+    Each step adds to a_j a multiple of σ(W_j·x_i) per sample, and W_j never moves, so the sum is exact.
+    """
+    w = _lifted(initial, _parameters(initial))
+    if not torch.equal(w, _lifted(final, _parameters(final))):
+        raise InvalidInputError("W or b moved, so more than the head was trained; use from_lazy_training")
+    values = (final.a - initial.a).detach().to(w) / initial.coefficients[-1]
+    return w, _leading_part(w, values, initial)
+
+
+def _lifted(network: PolynomialNetwork, parameters: Mapping[str, Tensor]) -> Tensor:
+    """The rows (W_j, b_j), or W_j where the network has no bias."""
+    names = ["W"] if network.b is None else ["W", "b"]
+    if missing := [name for name in names if parameters.get(name) is None]:
+        raise InvalidInputError(f"the gradient lacks {', '.join(missing)}; give one entry per parameter")
+    blocks = [parameters[name].detach() for name in names]
+    if blocks[0].shape != network.W.shape:
+        raise InvalidInputError("W has another shape than the network's; give one entry per parameter")
+    return torch.cat([block.reshape(len(blocks[0]), -1) for block in blocks], 1)
+
+
+def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
+    return dict(network.named_parameters())
+
+
+def _head(network: PolynomialNetwork) -> Tensor:
+    a = network.a.detach()
+    if not a.any():
+        raise NoGradientError("every head weight a_j is zero, so W has no trace of the data; train the head")
+    return a
+
+
+def _undivided(network: PolynomialNetwork, w: Tensor, numerators: Tensor) -> Evaluations:
+    """f(c_j w_j) with c_j^{α−1} = |a_j|/ā, for the mean ā of |a_j|: numerators times sign(a_j)/(α c_α ā)."""
+    a = _head(network).to(w)
+    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
+    w, a, numerators = w[alive], a[alive, None], numerators.to(w)[alive]
+    share = a.abs() / a.abs().mean()
+    values = _leading_part(w, numerators / (network.degree * network.coefficients[-1] * a), network)
+    return share ** (1 / (network.degree - 1)) * w, share * values
+
+
+def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tensor:
+    """Take away what lower powers of the activation contribute to the values.
+
+    A polynomial of degree q in w is homogeneous of degree q in (w, 1): fit it, keep the monomials without the
+    last variable. What the fit leaves stays in the result, for the certificate's misfit to see.
+    """
+    degree = network.degree - (values.dim() - 1)
+    if not any(network.coefficients[network.degree - degree : -1]):
+        return values
+    if not (torch.isfinite(w).all() and torch.isfinite(values).all()):
+        raise NonFiniteError("the weights or the gradient hold NaN or infinity; give those of a finite network")
+    F = values.to(torch.float64).reshape(len(values), -1)
+    if values.dim() == 2:  # f lives in the span of the samples: interpolate there
+        _, σ, Vh = torch.linalg.svd(F, full_matrices=False)
+        U = Vh[σ > 100 * torch.finfo(values.dtype).eps * σ[0]].T
+        F, u = F @ U, w.to(torch.float64) @ U
+    else:
+        U, u = F.new_ones(1, 1), w.to(torch.float64)
+    needed = monomial_count(u.shape[1] + 1, degree)
+    if len(u) < needed:
+        raise InvalidInputError(
+            f"{len(u)} evaluations cannot separate the powers of this activation; {needed} neurons are needed"
+        )
+    scale = u.norm(dim=1).square().mean().sqrt()  # brings the constant to the size of the other variables
+    lifted = torch.cat([u / scale, u.new_ones(len(u), 1)], 1)
+    V = monomials(lifted, degree)
+    leading = monomials(torch.cat([u / scale, u.new_zeros(len(u), 1)], 1), degree)
+    lower = (V - leading) @ torch.linalg.lstsq(V, F, driver="gelsy").solution
+    return (values.to(torch.float64) - (lower @ U.T).reshape(values.shape)).to(values)

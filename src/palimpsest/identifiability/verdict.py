@@ -1,0 +1,59 @@
+"""From the evidence to the verdict: what may be claimed, under which conditions, and what stays open."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from palimpsest.identifiability.certificate import Margins, Verdict
+from palimpsest.identifiability.polynomials import monomial_count
+from palimpsest.identifiability.problem import Problem
+
+Claim = tuple[Verdict, str, tuple[str, ...]]
+
+
+def judge(problem: Problem, sure: Tensor, r: int, family: int, compared: Margins | None) -> Claim:
+    """Verdict, reason and open questions, for samples that fit the values to within the noise.
+
+    Args:
+        sure: which samples have a small expected error.
+        r: dimension of their span.
+        family: dimension of the family of samples with the same values.
+        compared: agreement with a network, where one was given.
+    """
+    n = len(sure)
+    open_ = open_questions(problem, compared)
+    if refusal := _refusal(problem, sure, r, family):
+        return Verdict.NOT_IDENTIFIED, refusal, ("the samples",)
+    if not sure.all():
+        return Verdict.IN_PART, f"{int((~sure).sum())} of {n} samples are hidden by noise of this size", open_
+    conditions = [f"no more than {n} samples are active"] if problem.count is None else []
+    if problem.estimated:
+        conditions.append(f"the misfit of {problem.noise:.0e} is noise in the values")
+    if conditions:
+        return Verdict.CONDITIONAL, " and ".join(conditions), open_
+    return (Verdict.UP_TO if open_ else Verdict.IDENTIFIED), "", open_
+
+
+def _refusal(problem: Problem, sure: Tensor, r: int, family: int) -> str:
+    n = len(sure)
+    if problem.count not in (None, n):
+        return f"{problem.count} active samples were announced, but the values are those of {n}"
+    if problem.count is None and r > 1 and n * r >= monomial_count(r, problem.degree):
+        return f"any tensor in {r} dimensions is a sum of {n} terms, so these prove nothing; give the count"
+    if family:
+        return f"the samples belong to a family of dimension {family} with the same values"
+    if not sure.any() or (problem.estimated and not sure.all()):
+        return f"{int((~sure).sum())} of {n} samples are hidden by noise of the size of the misfit"
+    return ""
+
+
+def open_questions(problem: Problem, compared: Margins | None = None) -> tuple[str, ...]:
+    """What no evaluation of f can tell about an active sample."""
+    open_ = []
+    if not problem.bias:
+        open_.append("the sign of each sample" + (" (and so its label)" if problem.degree % 2 else ""))
+        if problem.norm is None:
+            open_.append("its norm")
+    if compared is not None and not compared.agree:
+        open_.append("the common scale of the weights")
+    return tuple(open_)

@@ -1,0 +1,64 @@
+"""`palimpsest identify` on saved files."""
+
+import pytest
+import torch
+from identifiability_problems import batch_gradient, digits, error, network, unit
+from safetensors.torch import load_file, save_file
+
+from palimpsest.identifiability import stationary_network
+from palimpsest.identifiability.command import IdentifyOptions, run_identify
+
+
+def save(net, path):
+    save_file({name: p.detach().contiguous() for name, p in net.named_parameters()}, path)
+    return path
+
+
+def test_a_stationary_network(tmp_path):
+    x = unit(torch.eye(3).double() + 0.05)
+    options = IdentifyOptions(
+        save(stationary_network(x, torch.ones(3)), tmp_path / "net.safetensors"),
+        norm=1.0,
+        output=tmp_path / "found.safetensors",
+    )
+    status, text = run_identify(options)
+    assert status == 0
+    assert "identified if no more than 3" in text
+    assert error(load_file(options.output)["samples"], x) < 1e-10
+
+
+@pytest.mark.parametrize("activation", [(3,), (0.0, 1.0, 0.5, 1.0)])
+def test_a_gradient(tmp_path, activation):
+    x, y = digits(4)
+    net = network(64, 60, int(activation[0]) if len(activation) == 1 else activation, bias=True)
+    save_file(batch_gradient(net, x, y), tmp_path / "gradient.safetensors")
+    status, text = run_identify(
+        IdentifyOptions(
+            save(net, tmp_path / "net.safetensors"),
+            gradient=tmp_path / "gradient.safetensors",
+            activation=activation,
+            count=4,
+        )
+    )
+    assert (status, text.splitlines()[:2]) == (0, ["4 samples recovered", "identified"])
+
+
+def test_training_of_the_head(tmp_path):
+    net = network(4, 40)
+    start = save(net, tmp_path / "initial.safetensors")
+    with torch.no_grad():
+        net.a += (net.W @ torch.eye(4).double()[:, :3]) ** 3 @ torch.tensor([1.0, 2.0, -1.0]).double()
+    status, text = run_identify(IdentifyOptions(save(net, tmp_path / "net.safetensors"), initial=start))
+    assert (status, text.splitlines()[0]) == (0, "3 samples recovered")
+
+
+def test_wrong_use_is_one_sentence_and_status_two(tmp_path):
+    status, text = run_identify(IdentifyOptions(tmp_path / "nothing.safetensors"))
+    assert status == 2
+    assert "cannot be read" in text
+    save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
+    assert run_identify(IdentifyOptions(tmp_path / "other.safetensors"))[0] == 2
+    net = save(network(3, 10), tmp_path / "net.safetensors")
+    status, text = run_identify(IdentifyOptions(net, gradient=net, initial=net))
+    assert status == 2
+    assert "give one of them" in text
