@@ -1,0 +1,196 @@
+"""The figures of the report, one function each: from results to a drawing with its alternative text."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from markupsafe import Markup
+
+from palimpsest.report.content import Variant
+from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
+from palimpsest.report.words import number
+from palimpsest.scoring import Outcome, Score
+
+BIN = 0.025  # of SSIM
+STYLES = ("first", "last")  # of the two variants: dashed and solid
+
+
+def styled(variants: list[Variant]) -> list[tuple[str, Variant]]:
+    """Each variant with its class in the style sheet; a single one looks like the last of two."""
+    return list(zip(STYLES[-len(variants) :], variants, strict=True))
+
+
+def is_calibrated(score: Score) -> bool:
+    """Whether there is a bar, set by held-out images, that a score has to pass."""
+    return score.verdict.outcome is not Outcome.UNCALIBRATED
+
+
+# --- the evidence --------------------------------------------------------------------------------
+
+
+def distribution(score: Score) -> Markup:
+    """Training images above the line, held-out images below, one brick each, and the bar between chance and proof."""
+    assert score.held_out is not None
+    groups = [("Training images", score.evidence.tolist()), ("Held-out images", score.held_out.evidence.tolist())]
+    heaps = [_heaps([v for v in values if v > 0]) for _, values in groups]
+    tallest = max([len(heap) / len(g[1]) for g, hs in zip(groups, heaps, strict=True) for heap in hs.values()] + [0.01])
+    panel = Panel(540, 380, x=(0, 1), y=(-1.12, 1.12))
+    panel.x_axis("SSIM with the nearest candidate", about=10)
+    bar = score.verdict.threshold
+    for side, (name, values), hs in zip((1, -1), groups, heaps, strict=True):
+        for bin_, heap in hs.items():
+            for level, value in enumerate(sorted(heap, reverse=True)):
+                brick = side / len(values) / tallest
+                class_ = "held-out" if side < 0 else "recovered" if value > bar else "missed"
+                _brick(panel, bin_, level * brick, brick, class_)
+        flat = sum(v <= 0 for v in values)
+        note = f"{name}: {len(values)}" + (f", of which {flat} no better than a blur (not drawn)" if flat else "")
+        y = panel.y(side * 1.12) + (-12 if side > 0 else 0)
+        panel.add("text", note, class_="label", x=LEFT, y=y if side > 0 else y - 4)
+    panel.horizontal(0, "axis")
+    if is_calibrated(score):
+        panel.vertical(bar, "bar")
+        _beside(panel, bar, panel.y(0.98), f"the bar: {bar:.2f}")
+    return panel.svg(
+        f"Distribution of scores. {int(score.recovered.sum())} of {len(score.recovered)} training images score above"
+        f" {bar:.2f}, the best score among {len(score.held_out.ssim)} held-out images."
+    )
+
+
+def _heaps(values: list[float]) -> dict[int, list[float]]:
+    """Values by bin."""
+    heaps: dict[int, list[float]] = {}
+    for value in values:
+        heaps.setdefault(min(int(value / BIN), round(1 / BIN) - 1), []).append(value)
+    return heaps
+
+
+def _brick(panel: Panel, bin_: int, base: float, height: float, class_: str) -> None:
+    """One image: a rectangle in its bin, with a hairline of air around it."""
+    left, right = panel.x(bin_ * BIN) + 0.75, panel.x((bin_ + 1) * BIN) - 0.75
+    edges = sorted((panel.y(base), panel.y(base + height)))
+    gap = min(0.75, 0.15 * (edges[1] - edges[0]))
+    panel.add("rect", class_=class_, x=left, width=right - left, y=edges[0] + gap, height=edges[1] - edges[0] - 2 * gap)
+
+
+def _beside(panel: Panel, x: float, y: float, text: str) -> None:
+    """A note beside a vertical line, on the side where there is room."""
+    right = panel.x(x) > 0.7 * panel.width
+    place = panel.x(x) + (-5 if right else 5)
+    panel.add("text", text, class_="note", x=place, y=y, text_anchor="end" if right else "start")
+
+
+def scatter(first: Variant, last: Variant) -> Markup:
+    """Each training image once: its score in one reconstruction against that in the other."""
+    assert first.score is not None
+    assert last.score is not None
+    pairs = list(zip(first.score.ssim.tolist(), last.score.ssim.tolist(), strict=True))
+    low = min(0.0, min(map(min, pairs)))
+    panel = Panel(400, 380, x=(low, 1), y=(low, 1))
+    panel.y_axis(f"SSIM {last.name}")
+    panel.x_axis(f"SSIM {first.name}")
+    panel.line([(low, low), (1, 1)], "diagonal")
+    if is_calibrated(first.score):
+        panel.vertical(first.score.verdict.threshold, "bar")
+    if is_calibrated(last.score):
+        panel.horizontal(last.score.verdict.threshold, "bar")
+        panel.add("text", "bar", class_="note", x=LEFT + 4, y=panel.y(last.score.verdict.threshold) - 5)
+    for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
+        panel.dot(x, y, "recovered" if recovered else "missed")
+    return panel.svg(
+        f"Scatter plot of {len(pairs)} training images: SSIM {first.name} across, {last.name} upwards."
+        f" {improved(first, last)} of them lie above the diagonal."
+    )
+
+
+def improved(first: Variant, last: Variant) -> int:
+    """How many training images the last reconstruction shows better than the first."""
+    assert first.score is not None
+    assert last.score is not None
+    return int((last.score.ssim > first.score.ssim).sum())
+
+
+# --- the runs ------------------------------------------------------------------------------------
+
+
+def loss_curves(variants: list[Variant]) -> Markup:
+    """What of the target is left unexplained, over time."""
+    curves = {v.name: [(r["step"], r["loss"]) for r in v.records if 0 < r["loss"] < math.inf] for v in variants}
+    values = [loss for curve in curves.values() for _, loss in curve]
+    panel = _over_time(variants, logarithmic_limits(values), logarithmic=True)
+    panel.y_axis("loss ‖r‖² / ‖T‖²")
+    for style, variant in styled(variants):
+        panel.line(curves[variant.name], f"curve {style}")
+    ends = (f"{v.name}: {number(v.records[-1]['loss'], 2)}" for v in variants if v.records)
+    return panel.svg("Loss over steps. At the end, " + ", ".join(ends) + ".")
+
+
+def metric_curves(variants: list[Variant], metric: str, label: str) -> Markup:
+    """One figure of merit over time."""
+    curves = {v.name: [(m["step"], m[metric]) for m in v.metrics if math.isfinite(m[metric])] for v in variants}
+    values = [value for curve in curves.values() for _, value in curve]
+    panel = _over_time(variants, (min(0.0, *values), max(limits(values)[1], 1e-3)))
+    panel.y_axis(label)
+    for style, variant in styled(variants):
+        panel.line(curves[variant.name], f"curve {style}")
+        for step, value in curves[variant.name][-1:]:
+            panel.dot(step, value, f"end {style}")
+    ends = (f"{v.name}: {number(v.metrics[-1][metric], 2)}" for v in variants if v.metrics)
+    return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, " + ", ".join(ends) + ".")
+
+
+def _over_time(variants: list[Variant], y: tuple[float, float], *, logarithmic: bool = False) -> Panel:
+    """Axes over steps, with a line where candidates were split."""
+    last = max([entry["step"] for v in variants for entry in (*v.history, *v.metrics)] + [1])
+    panel = Panel(370, 250, x=(0, last), y=y, logarithmic=logarithmic)
+    panel.x_axis("step", about=4)
+    splits = [s for v in variants for s in v.splits if s["split"]]
+    for split in splits:
+        panel.vertical(split["step"], "split")
+        if len(splits) <= 4:
+            place = panel.x(split["step"])
+            panel.add("text", f"+{split['split']}", class_="note", x=place, y=TOP - 4, text_anchor="middle")
+    return panel
+
+
+# --- the splits ----------------------------------------------------------------------------------
+
+
+def eigenvalues(variant: Variant) -> Markup:
+    """−λ_min of every candidate's splitting matrix at each round: what a split promises; those that split are full."""
+    rounds = variant.splits
+    unstable = [-v for s in rounds for v in s["eigenvalues"] if v < 0]
+    panel = Panel(540, 320, x=(-0.5, len(rounds) - 0.5), y=logarithmic_limits(unstable), logarithmic=True, bottom=56)
+    panel.y_axis("−λ_min(S) / ‖T‖²")
+    for i, event in enumerate(rounds):
+        _swarm(panel, i, event)
+        stable = sum(v >= 0 for v in event["eigenvalues"])
+        lines = [f"step {event['step']:,}", f"{event['split']} of {len(event['eigenvalues'])} split"]
+        lines += [f"{stable} stable"] if stable else []
+        for j, line in enumerate(lines if len(rounds) <= 5 else lines[:1]):
+            y = panel.height - panel.bottom + 16 * (j + 1)
+            panel.add("text", line, class_="note" if j else "tick", x=panel.x(i), y=y, text_anchor="middle")
+    rounds_told = "; ".join(
+        f"at step {s['step']}, {s['split']} of {len(s['eigenvalues'])} candidates split" for s in rounds
+    )
+    return panel.svg(f"Smallest eigenvalues of the splitting matrices in {len(rounds)} rounds: {rounds_told}.")
+
+
+def _swarm(panel: Panel, place: int, event: dict[str, Any], *, radius: float = 2.6) -> None:
+    """The eigenvalues of one round, side by side where they would hide each other."""
+    width = 0.9 * (panel.x(1) - panel.x(0))
+    rows: dict[int, int] = {}
+    for rank, value in enumerate(sorted(event["eigenvalues"])):
+        if value < 0:
+            row = round(panel.y(-value) / (2 * radius))
+            rows[row] = n = rows.get(row, -1) + 1
+            shift = (n + 1) // 2 * (-1 if n % 2 else 1) * 2.3 * radius
+            class_ = "recovered" if rank < event["split"] else "missed"
+            panel.dot(place, -value, class_, radius=radius, shift=max(-width / 2, min(width / 2, shift)))
+
+
+def has_negative_eigenvalues(variant: Variant) -> bool:
+    """Whether there is anything to draw on a logarithmic scale."""
+    return any(bool((torch.tensor(s["eigenvalues"]) < 0).any()) for s in variant.splits)

@@ -1,0 +1,87 @@
+"""The report: one HTML file that needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from palimpsest.report import figures, findings, pictures, words
+from palimpsest.report.content import Content
+
+CELL = 50  # about how wide a picture is on the page, in pixels
+PLATE = 1040  # how wide a row of pictures may become
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader("palimpsest.report", ""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "duration": words.duration}
+ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
+
+
+def render(content: Content) -> str:
+    """The whole page as text.
+
+    >>> import torch
+    >>> from palimpsest.report import Variant
+    >>> images = torch.rand(3, 1, 8, 8)
+    >>> page = render(Content("A model", [Variant("", images, torch.arange(3), -torch.ones(3).long(), [])]))
+    >>> "No verdict" in page
+    True
+    """
+    cell, columns = _cell(content)
+    return ENVIRONMENT.get_template("template.html").render(
+        content=content,
+        finding=findings.finding(content),
+        plate=pictures.plate(content),
+        cell=cell,
+        columns=columns,
+        trajectories=pictures.trajectories(content),
+        frame_steps=pictures.frame_steps(content),
+        comparison=findings.comparison(content.variants),
+        settings=_settings(content),
+        **_figures(content),
+    )
+
+
+def _cell(content: Content) -> tuple[int, int]:
+    """Width of a picture, a whole multiple of its pixels where it is small, and how many stand side by side."""
+    width = min(content.final.images.shape[-1], pictures.LARGEST)
+    cell = width * max(1, round(CELL / width)) if width <= CELL else min(width, 64)
+    return cell, max(1, min(20, PLATE // (cell + 2)))
+
+
+def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
+    """The drawings that make sense for this content."""
+    variants, final = content.variants, content.final
+    scored = [v for v in variants if v.score is not None]
+    followed = bool(content.variants) and all(v.metrics for v in variants)
+    curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
+    if followed:
+        curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
+        curves.append(figures.metric_curves(variants, "recovered", "images recovered"))
+    return {
+        "distribution": figures.distribution(final.score) if final.score and final.score.held_out else None,
+        "scatter": figures.scatter(*scored) if len(scored) == 2 else None,
+        "improved": figures.improved(*scored) if len(scored) == 2 else None,
+        "curves": curves,
+        "eigenvalues": figures.eigenvalues(final) if figures.has_negative_eigenvalues(final) else None,
+    }
+
+
+def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables at the end, those that say something."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "Configuration": content.configuration,
+        "Training": content.training,
+        "Seeds": content.seeds,
+        "Time spent": {stage: words.duration(seconds) for stage, seconds in content.seconds.items()},
+        "Versions": content.versions,
+    }
+    return [(name, table) for name, table in tables.items() if table]

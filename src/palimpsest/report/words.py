@@ -1,0 +1,73 @@
+"""Numbers and facts as one would write them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+SMALLEST_P = 1e-12  # beyond this the value says nothing but "tiny"
+
+
+def power_of_ten(exponent: int) -> str:
+    """10ⁿ.
+
+    >>> power_of_ten(-12), power_of_ten(0)
+    ('10⁻¹²', '1')
+    """
+    return "1" if exponent == 0 else "10" + str(exponent).translate(SUPERSCRIPTS)
+
+
+def number(value: float, digits: int = 3) -> str:
+    """A number to a few significant digits, without exponents a reader has to decode.
+
+    >>> number(0.12345), number(1234567.0), number(3.2e-9), number(float("inf")), number(-2.0), number(1e-5)
+    ('0.123', '1,234,567', '3.2 × 10⁻⁹', '∞', '−2', '10⁻⁵')
+    """
+    if not math.isfinite(value):
+        return "undefined" if math.isnan(value) else "∞" if value > 0 else "−∞"
+    if value == 0 or 1e-3 <= abs(value) < 1e7:
+        text = f"{value:,.0f}" if abs(value) >= 10**digits or value == int(value) else f"{value:.{digits}g}"
+    else:
+        mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+        mantissa = mantissa.rstrip("0").rstrip(".")
+        power = power_of_ten(int(exponent))
+        text = {"1": power, "-1": f"-{power}"}.get(mantissa, f"{mantissa} × {power}")
+    return text.replace("-", "−")
+
+
+def p_value(p: float) -> str:
+    """The p-value with its relation.
+
+    >>> p_value(0.034), p_value(4e-30)
+    ('p = 0.034', 'p < 10⁻¹²')
+    """
+    return f"p < {power_of_ten(round(math.log10(SMALLEST_P)))}" if p < SMALLEST_P else f"p = {number(p, 2)}"
+
+
+def duration(seconds: float) -> str:
+    """A time span at a sensible precision.
+
+    >>> duration(0.04), duration(12.34), duration(125.0), duration(7380)
+    ('0.04 s', '12.3 s', '2 min 5 s', '2 h 3 min')
+    """
+    if seconds < 60:
+        return f"{number(seconds)} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+
+
+def fact(value: Any) -> str:
+    """Anything found in a configuration, as text."""
+    if value is None or isinstance(value, bool):
+        return {None: "none", True: "yes", False: "no"}[value]
+    if isinstance(value, float):
+        return number(value, 4)
+    if isinstance(value, list | tuple):
+        return ", ".join(map(fact, value)) or "none"
+    return str(value)
+
+
+def label(key: Any) -> str:
+    """A key as a label: ``held_out_per_class`` reads better with spaces."""
+    return str(key).replace("_", " ")
