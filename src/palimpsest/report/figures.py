@@ -11,7 +11,7 @@ from markupsafe import Markup
 from palimpsest.report.content import Variant
 from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
-from palimpsest.scoring import Outcome, Score
+from palimpsest.scoring import ImageScores, Score
 
 BIN = 0.025  # of SSIM
 STYLES = ("first", "last")  # of the two variants: dashed and solid
@@ -22,57 +22,57 @@ def styled(variants: list[Variant]) -> list[tuple[str, Variant]]:
     return list(zip(STYLES[-len(variants) :], variants, strict=True))
 
 
-def is_calibrated(score: Score) -> bool:
-    """Whether there is a bar, set by held-out images, that a score has to pass."""
-    return score.verdict.outcome is not Outcome.UNCALIBRATED
-
-
 # --- the evidence --------------------------------------------------------------------------------
 
 
 def distribution(score: Score) -> Markup:
-    """Training images above the line, held-out images below, one brick each, and the bar between chance and proof."""
+    """Training images above the line, held-out images below, one brick each; full where it counts in the verdict."""
     assert score.held_out is not None
-    groups = [("Training images", score.evidence.tolist()), ("Held-out images", score.held_out.evidence.tolist())]
-    heaps = [_heaps([v for v in values if v > 0]) for _, values in groups]
-    tallest = max([len(heap) / len(g[1]) for g, hs in zip(groups, heaps, strict=True) for heap in hs.values()] + [0.01])
-    panel = Panel(540, 380, x=(0, 1), y=(-1.12, 1.12))
-    panel.x_axis("SSIM with the nearest candidate", about=10)
+    groups = {1: ("Training images", score), -1: ("Held-out images", score.held_out)}
+    heaps = {side: _heaps(scores) for side, (_, scores) in groups.items()}
+    tallest = max(len(heap) / len(groups[side][1].ssim) for side in groups for heap in heaps[side].values())
+    low = min(0, *(BIN * bin_ for side in groups for bin_ in heaps[side]))
     bar = score.verdict.threshold
-    for side, (name, values), hs in zip((1, -1), groups, heaps, strict=True):
-        for bin_, heap in hs.items():
-            for level, value in enumerate(sorted(heap, reverse=True)):
-                brick = side / len(values) / tallest
-                class_ = "held-out" if side < 0 else "recovered" if value > bar else "missed"
-                _brick(panel, bin_, level * brick, brick, class_)
-        flat = sum(v <= 0 for v in values)
-        note = f"{name}: {len(values)}" + (f", of which {flat} no better than a blur (not drawn)" if flat else "")
-        y = panel.y(side * 1.12) + (-12 if side > 0 else 0)
-        panel.add("text", note, class_="label", x=LEFT, y=y if side > 0 else y - 4)
+    panel = Panel(540, 380, x=(low, 1), y=(-1.15, 1.15), left=4)
+    panel.x_axis("SSIM with the nearest candidate", about=10)
+    for side, (name, scores) in groups.items():
+        brick = side / len(scores.ssim) / tallest
+        for bin_, heap in heaps[side].items():
+            for level, evidence in enumerate(sorted(heap, reverse=True)):
+                _brick(panel, bin_, level * brick, brick, _brick_class(side, evidence, bar))
+        text = f"{name} ({len(scores.ssim)})"
+        panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.15) - 8)
     panel.horizontal(0, "axis")
-    if is_calibrated(score):
+    if bar > 0:
         panel.vertical(bar, "bar")
-        _beside(panel, bar, panel.y(0.98), f"the bar: {bar:.2f}")
+        _beside(panel, bar, panel.y(1.08), f"the bar: {bar:.2f}")
     return panel.svg(
-        f"Distribution of scores. {int(score.recovered.sum())} of {len(score.recovered)} training images score above"
-        f" {bar:.2f}, the best score among {len(score.held_out.ssim)} held-out images."
+        f"Distribution of scores. Of {len(score.ssim)} training images, {int((score.evidence > bar).sum())} score beyond"
+        f" the bar; of {len(score.held_out.ssim)} held-out images, none."
     )
 
 
-def _heaps(values: list[float]) -> dict[int, list[float]]:
-    """Values by bin."""
+def _heaps(scores: ImageScores) -> dict[int, list[float]]:
+    """What the verdict judges, by bins of SSIM."""
     heaps: dict[int, list[float]] = {}
-    for value in values:
-        heaps.setdefault(min(int(value / BIN), round(1 / BIN) - 1), []).append(value)
+    for ssim, evidence in zip(scores.ssim.tolist(), scores.evidence.tolist(), strict=True):
+        heaps.setdefault(min(math.floor(ssim / BIN), round(1 / BIN) - 1), []).append(evidence)
     return heaps
+
+
+def _brick_class(side: int, evidence: float, bar: float) -> str:
+    """Full beyond the bar, or, for held-out images, where they help to set it."""
+    if side > 0:
+        return "recovered" if evidence > bar else "missed"
+    return "held-out" if evidence > 0 else "held-out blur"
 
 
 def _brick(panel: Panel, bin_: int, base: float, height: float, class_: str) -> None:
     """One image: a rectangle in its bin, with a hairline of air around it."""
-    left, right = panel.x(bin_ * BIN) + 0.75, panel.x((bin_ + 1) * BIN) - 0.75
-    edges = sorted((panel.y(base), panel.y(base + height)))
-    gap = min(0.75, 0.15 * (edges[1] - edges[0]))
-    panel.add("rect", class_=class_, x=left, width=right - left, y=edges[0] + gap, height=edges[1] - edges[0] - 2 * gap)
+    left, right = panel.x(bin_ * BIN) + 1.25, panel.x((bin_ + 1) * BIN) - 1.25
+    upper, lower = sorted((panel.y(base), panel.y(base + height)))
+    gap = min(1.25, 0.2 * (lower - upper))
+    panel.add("rect", class_=class_, x=left, width=right - left, y=upper + gap, height=lower - upper - 2 * gap)
 
 
 def _beside(panel: Panel, x: float, y: float, text: str) -> None:
@@ -92,11 +92,11 @@ def scatter(first: Variant, last: Variant) -> Markup:
     panel.y_axis(f"SSIM {last.name}")
     panel.x_axis(f"SSIM {first.name}")
     panel.line([(low, low), (1, 1)], "diagonal")
-    if is_calibrated(first.score):
-        panel.vertical(first.score.verdict.threshold, "bar")
-    if is_calibrated(last.score):
-        panel.horizontal(last.score.verdict.threshold, "bar")
-        panel.add("text", "bar", class_="note", x=LEFT + 4, y=panel.y(last.score.verdict.threshold) - 5)
+    if (bar := first.score.verdict.threshold) > 0:
+        panel.vertical(bar, "bar")
+    if (bar := last.score.verdict.threshold) > 0:
+        panel.horizontal(bar, "bar")
+        panel.add("text", "the bar", class_="note", x=LEFT + 4, y=panel.y(bar) - 5)
     for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
         panel.dot(x, y, "recovered" if recovered else "missed")
     return panel.svg(
@@ -120,7 +120,7 @@ def loss_curves(variants: list[Variant]) -> Markup:
     curves = {v.name: [(r["step"], r["loss"]) for r in v.records if 0 < r["loss"] < math.inf] for v in variants}
     values = [loss for curve in curves.values() for _, loss in curve]
     panel = _over_time(variants, logarithmic_limits(values), logarithmic=True)
-    panel.y_axis("loss ‖r‖² / ‖T‖²")
+    panel.y_axis("relative loss")
     for style, variant in styled(variants):
         panel.line(curves[variant.name], f"curve {style}")
     ends = (f"{v.name}: {number(v.records[-1]['loss'], 2)}" for v in variants if v.records)
@@ -163,7 +163,7 @@ def eigenvalues(variant: Variant) -> Markup:
     rounds = variant.splits
     unstable = [-v for s in rounds for v in s["eigenvalues"] if v < 0]
     panel = Panel(540, 320, x=(-0.5, len(rounds) - 0.5), y=logarithmic_limits(unstable), logarithmic=True, bottom=56)
-    panel.y_axis("−λ_min(S) / ‖T‖²")
+    panel.y_axis(Markup("−λ<tspan class=sub dy=3>min</tspan><tspan dy=-3>, relative</tspan>"))
     for i, event in enumerate(rounds):
         _swarm(panel, i, event)
         stable = sum(v >= 0 for v in event["eigenvalues"])

@@ -24,7 +24,6 @@ class Finding:
     """The verdict for someone who reads nothing else, what follows from it, and what does not."""
 
     kind: str
-    headline: str
     sentence: str
     figures: list[Figure]
     means: list[str]
@@ -41,14 +40,9 @@ def finding(content: Content) -> Finding:
         Outcome.NO_EVIDENCE: _no_evidence,
         Outcome.UNCALIBRATED: _uncalibrated,
     }[score.verdict.outcome](score.verdict, content.held_out_count)
-    headline = {
-        Outcome.LEAKAGE: "Leakage",
-        Outcome.NO_EVIDENCE: "No evidence of leakage",
-        Outcome.UNCALIBRATED: "Uncalibrated",
-    }[score.verdict.outcome]
     kind = score.verdict.outcome.value.replace(" ", "-")
     figures = _figures(score, content.held_out_count)
-    return Finding(kind, headline, score.verdict.sentence, figures, means, does_not_mean)
+    return Finding(kind, score.verdict.sentence, figures, means, does_not_mean)
 
 
 def _figures(score: Score, held_out: int) -> list[Figure]:
@@ -65,9 +59,15 @@ def _figures(score: Score, held_out: int) -> list[Figure]:
         Figure(f"{verdict.auc:.2f}", "AUC, training against held-out", f"{auc_low:.2f} to {auc_high:.2f} ({percent} "
                "interval); 0.5 is chance"),
         Figure(p_value(verdict.p_value), "if nothing had leaked", "probability of a result at least this strong"),
-        Figure(f"{verdict.threshold:.2f}", "the bar", f"best SSIM that any of {held_out} held-out images reached"),
+        _bar(verdict, held_out),
         mean,
     ]  # fmt: skip
+
+
+def _bar(verdict: Verdict, held_out: int) -> Figure:
+    if verdict.threshold > 0:
+        return Figure(f"{verdict.threshold:.2f}", "the bar", f"best SSIM that any of {held_out} held-out images reached")
+    return Figure("a blur", "the bar", f"none of {held_out} held-out images was matched better than by a blur of itself")
 
 
 def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
@@ -113,7 +113,6 @@ def _uncalibrated(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]
 def _no_verdict(candidates: int) -> Finding:
     return Finding(
         kind="uncalibrated",
-        headline="No verdict",
         sentence=f"No verdict: {candidates} candidates were read out of the weights, but no training images were given"
         " to compare them with.",
         figures=[],
@@ -132,10 +131,25 @@ def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:
     if all(variant.score is not None for variant in variants):
         scores = [variant.score for variant in variants if variant.score is not None]
         rows += [(name, [measure(score) for score in scores]) for name, measure in MEASURES.items()]
-    rows.append(("Final loss ‖r‖² / ‖T‖²", [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]))
+    rows.append(("Final loss, relative", [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]))
     rows.append(("Candidates at the end", [f"{len(v.images):,}" for v in variants]))
     rows.append(("Time", [duration(v.seconds) for v in variants]))
     return rows
+
+
+def rounds(variant: Variant) -> list[list[str]]:
+    """One row for each round of splitting: step, candidates before, how many split, η, and what it did to the loss."""
+    return [
+        [
+            f"{event['step']:,}",
+            f"{len(event['eigenvalues']):,}",
+            f"{event['split']:,}",
+            number(event["eta"]) if event["split"] else "–",
+            number(event["before"], 2),
+            number(event["after"], 2),
+        ]
+        for event in variant.splits
+    ]
 
 
 def _recovered(score: Score) -> str:

@@ -12,6 +12,7 @@ from palimpsest.report import figures, findings, pictures, words
 from palimpsest.report.content import Content
 
 CELL = 50  # about how wide a picture is on the page, in pixels
+FRAME = 75  # the same in a trajectory
 PLATE = 1040  # how wide a row of pictures may become
 
 ENVIRONMENT = Environment(
@@ -21,7 +22,7 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "duration": words.duration}
+ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "raised": words.raised}
 ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
 
 
@@ -35,35 +36,35 @@ def render(content: Content) -> str:
     >>> "No verdict" in page
     True
     """
-    cell, columns = _cell(content)
+    pixels = min(content.final.images.shape[-1], pictures.LARGEST)
+    cell = _whole_multiple(pixels, CELL)
     return ENVIRONMENT.get_template("template.html").render(
         content=content,
         finding=findings.finding(content),
         plate=pictures.plate(content),
         cell=cell,
-        columns=columns,
+        columns=max(1, min(20, PLATE // (cell + 2))),
+        frame=_whole_multiple(pixels, FRAME),
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
+        rounds=findings.rounds(content.final),
         comparison=findings.comparison(content.variants),
         settings=_settings(content),
         **_figures(content),
     )
 
 
-def _cell(content: Content) -> tuple[int, int]:
-    """Width of a picture, a whole multiple of its pixels where it is small, and how many stand side by side."""
-    width = min(content.final.images.shape[-1], pictures.LARGEST)
-    cell = width * max(1, round(CELL / width)) if width <= CELL else min(width, 64)
-    return cell, max(1, min(20, PLATE // (cell + 2)))
+def _whole_multiple(pixels: int, about: int) -> int:
+    """A width near the wanted one at which every pixel of a small picture is equally wide."""
+    return pixels * max(1, round(about / pixels)) if pixels < 1.3 * about else about
 
 
 def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
     """The drawings that make sense for this content."""
     variants, final = content.variants, content.final
     scored = [v for v in variants if v.score is not None]
-    followed = bool(content.variants) and all(v.metrics for v in variants)
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
-    if followed:
+    if all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
         curves.append(figures.metric_curves(variants, "recovered", "images recovered"))
     return {

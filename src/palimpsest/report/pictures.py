@@ -18,7 +18,7 @@ from palimpsest.scoring.scores import BETTER
 
 LARGEST = 96  # pixels; larger pictures are reduced, for they are shown at about half of that
 MOST = 240  # pictures shown in a row of the plate; of more, an even selection
-FRAMES = 10  # of a trajectory
+FRAMES = 11  # of a trajectory
 TRAJECTORIES = 4
 
 
@@ -44,7 +44,7 @@ class Trajectory:
 
     name: str
     truth: Picture | None
-    rows: list[tuple[str, list[Picture]]]
+    rows: list[tuple[str, list[Picture | None]]]
 
 
 def data_uri(image: Tensor) -> str:
@@ -123,39 +123,48 @@ def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
 def trajectories(content: Content) -> list[Trajectory]:
     """A few candidates followed from noise to what they became, through the candidates they split from."""
     followed = [variant for variant in content.variants if variant.snapshots]
-    score = content.final.score
+    score, steps = content.final.score, frame_steps(content)
+    if not followed:
+        return []
     if content.truth is None or score is None:
-        return [_candidate_over_time(v, i) for v in followed[-1:] for i in evenly(len(v.images), TRAJECTORIES)]
+        return [_candidate_over_time(followed[-1], i, steps) for i in evenly(len(content.final.images), TRAJECTORIES)]
     matched = [i for i in ranking(score) if score.match[i] >= 0]
     chosen = [matched[rank] for rank in evenly(len(matched), TRAJECTORIES)]
-    return [_image_over_time(followed, content.truth[i], i) for i in chosen] if followed else []
+    return [_image_over_time(followed, content.truth[i], i, steps) for i in chosen]
 
 
-def _image_over_time(variants: list[Variant], truth: Tensor, i: int) -> Trajectory:
+def frame_steps(content: Content) -> list[int]:
+    """The steps at which candidates are shown, before the last."""
+    snapshots = content.final.snapshots
+    return [snapshots[j].step for j in evenly(len(snapshots), FRAMES)][:-1]
+
+
+def _image_over_time(variants: list[Variant], truth: Tensor, i: int, steps: list[int]) -> Trajectory:
     rows = [
-        (v.name, _frames(v, int(v.score.match[i]), truth))
+        (v.name, _frames(v, int(v.score.match[i]), truth, steps))
         for v in variants
         if v.score is not None and v.score.match[i] >= 0
     ]
     return Trajectory(f"Training image {i + 1}", Picture(data_uri(truth), f"Training image {i + 1}"), rows)
 
 
-def _candidate_over_time(variant: Variant, i: int) -> Trajectory:
-    return Trajectory(f"Candidate {i + 1}", None, [(variant.name, _frames(variant, i, None))])
+def _candidate_over_time(variant: Variant, i: int, steps: list[int]) -> Trajectory:
+    return Trajectory(f"Candidate {i + 1}", None, [(variant.name, _frames(variant, i, None, steps))])
 
 
-def _frames(variant: Variant, i: int, truth: Tensor | None) -> list[Picture]:
-    """Final candidate i and its ancestors at evenly spread steps; below each its SSIM with the truth."""
-    earlier = [variant.snapshots[j] for j in evenly(len(variant.snapshots), FRAMES)][:-1]
-    steps = [f"step {snapshot.step:,}" for snapshot in earlier] + ["the end"]
-    frames: list[Picture] = []
+def _frames(variant: Variant, i: int, truth: Tensor | None, steps: list[int]) -> list[Picture | None]:
+    """Final candidate i and its ancestors at these steps and at the end; below each its SSIM with the truth."""
+    moments = [(step, min(variant.snapshots, key=lambda snapshot: abs(snapshot.step - step))) for step in steps]
+    frames: list[Picture | None] = []
     before = None
-    for when, snapshot in zip(steps, [*earlier, Snapshot(-1, variant.ids, variant.images)], strict=True):
+    for step, snapshot in [*moments, (None, Snapshot(0, variant.ids, variant.images))]:
         place = variant.ancestor(int(variant.ids[i]), snapshot.ids)
         if place is None:
+            frames.append(None)
             continue
         image, number = snapshot.images[place], int(snapshot.ids[place])
         ssim = "" if truth is None else f"{_ssim(image, truth):.2f}"
+        when = "the end" if step is None else f"step {snapshot.step:,}"
         alt = f"Candidate {number} {variant.name} at {when}" + (f", SSIM {ssim}" if ssim else "")
         frames.append(Picture(shown(image), alt, ssim, split=before not in (None, number)))
         before = number
@@ -165,9 +174,3 @@ def _frames(variant: Variant, i: int, truth: Tensor | None) -> list[Picture]:
 def _ssim(candidate: Tensor, truth: Tensor) -> float:
     a, b = (x[None].detach().cpu().double() for x in (candidate, truth))
     return float(metrics.ssim(metrics.minmax(a), b))
-
-
-def frame_steps(content: Content) -> list[str]:
-    """What stands above the frames of a trajectory."""
-    snapshots = content.final.snapshots
-    return [f"{snapshots[j].step:,}" for j in evenly(len(snapshots), FRAMES)][:-1] + ["end"]

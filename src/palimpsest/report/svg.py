@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 from palimpsest.report.words import number, power_of_ten
 
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 10.0, 26.0, 42.0  # margins, in units of the view box
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 28.0, 40.0  # margins, in units of the view box
 
 
 def element(name: str, *children: str, **attributes: Any) -> Markup:
@@ -50,7 +50,7 @@ class Scale:
     def _round_numbers(self, about: int) -> list[float]:
         rough = (self.high - self.low) / about
         unit = 10.0 ** math.floor(math.log10(rough))
-        step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
+        step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough)
         tolerance = 1e-9 * (self.high - self.low)
         first, last = math.ceil((self.low - tolerance) / step), math.floor((self.high + tolerance) / step)
         return [round(i * step, 12) for i in range(first, last + 1)]
@@ -66,7 +66,7 @@ class Scale:
         """A tick's label."""
         exponent = math.log10(tick) if self.logarithmic else 0.0
         decade = self.logarithmic and abs(exponent - round(exponent)) < 1e-9 and not -3 <= exponent <= 3
-        return power_of_ten(round(exponent)) if decade else number(tick)
+        return power_of_ten(round(exponent)) if decade else number(tick).replace(" × ", "·")  # there is little room
 
 
 def limits(values: Iterable[float], *, margin: float = 0.05, least: float = 1e-9) -> tuple[float, float]:
@@ -97,10 +97,11 @@ class Panel:
         x: tuple[float, float],
         y: tuple[float, float],
         logarithmic: bool = False,
+        left: float = LEFT,
         bottom: float = BOTTOM,
     ) -> None:
-        self.width, self.height, self.bottom = width, height, bottom
-        self.x = Scale(*x, LEFT, width - RIGHT)
+        self.width, self.height, self.left, self.bottom = width, height, left, bottom
+        self.x = Scale(*x, left, width - RIGHT)
         self.y = Scale(*y, height - bottom, TOP, logarithmic)
         self.elements: list[Markup] = []
 
@@ -109,19 +110,19 @@ class Panel:
 
     def x_axis(self, label: str, *, about: int = 5) -> None:
         floor = self.height - self.bottom
-        self.add("line", class_="axis", x1=LEFT, x2=self.width - RIGHT, y1=floor, y2=floor)
+        self.add("line", class_="axis", x1=self.left, x2=self.width - RIGHT, y1=floor, y2=floor)
         for tick in self.x.ticks(about):
             self.add("line", class_="axis", x1=self.x(tick), x2=self.x(tick), y1=floor, y2=floor + 4)
             self.add("text", self.x.name(tick), class_="tick", x=self.x(tick), y=floor + 16, text_anchor="middle")
-        middle = (LEFT + self.width - RIGHT) / 2
-        self.add("text", label, class_="label", x=middle, y=self.height - 6, text_anchor="middle")
+        middle = (self.left + self.width - RIGHT) / 2
+        self.add("text", label, class_="label", x=middle, y=self.height - 4, text_anchor="middle")
 
     def y_axis(self, label: str, *, about: int = 5) -> None:
         """Grid lines and their values; the label stands on top, where it can be read without turning one's head."""
         for tick in self.y.ticks(about):
             y = self.y(tick)
-            self.add("line", class_="grid", x1=LEFT, x2=self.width - RIGHT, y1=y, y2=y)
-            self.add("text", self.y.name(tick), class_="tick", x=LEFT - 7, y=y + 4, text_anchor="end")
+            self.add("line", class_="grid", x1=self.left, x2=self.width - RIGHT, y1=y, y2=y)
+            self.add("text", self.y.name(tick), class_="tick", x=self.left - 7, y=y + 4, text_anchor="end")
         self.add("text", label, class_="label", x=0.0, y=12.0)
 
     def line(self, points: Sequence[tuple[float, float]], class_: str) -> None:
@@ -132,7 +133,7 @@ class Panel:
         self.add("line", class_=class_, x1=self.x(x), x2=self.x(x), y1=TOP, y2=self.height - self.bottom)
 
     def horizontal(self, y: float, class_: str) -> None:
-        self.add("line", class_=class_, x1=LEFT, x2=self.width - RIGHT, y1=self.y(y), y2=self.y(y))
+        self.add("line", class_=class_, x1=self.left, x2=self.width - RIGHT, y1=self.y(y), y2=self.y(y))
 
     def dot(self, x: float, y: float, class_: str, *, radius: float = 3.5, shift: float = 0.0) -> None:
         self.add("circle", class_=class_, cx=self.x(x) + shift, cy=self.y(y), r=radius)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
+from markupsafe import Markup, escape
+
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+ORDINARY = {code: chr(digit).replace("-", "−") for digit, code in SUPERSCRIPTS.items()}
 SMALLEST_P = 1e-12  # beyond this the value says nothing but "tiny"
 
 
@@ -34,6 +38,19 @@ def number(value: float, digits: int = 3) -> str:
         power = power_of_ten(int(exponent))
         text = {"1": power, "-1": f"-{power}"}.get(mantissa, f"{mantissa} × {power}")
     return text.replace("-", "−")
+
+
+def raised(text: str) -> Markup:
+    """Text whose superscript characters, which few typefaces have, are made of ordinary ones.
+
+    >>> print(raised("3 × 10⁻⁹ < x"))
+    3 × 10<sup>−9</sup> &lt; x
+    """
+
+    def ordinary(match: re.Match[str]) -> str:
+        return f"<sup>{match[0].translate(ORDINARY)}</sup>"
+
+    return Markup(re.sub(f"[{''.join(map(chr, ORDINARY))}]+", ordinary, str(escape(text))))
 
 
 def p_value(p: float) -> str:
