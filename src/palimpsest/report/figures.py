@@ -5,21 +5,22 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import torch
 from markupsafe import Markup
 
 from palimpsest.report.content import Variant
+from palimpsest.report.findings import counted
 from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
 
 BIN = 0.025  # of SSIM
+Curve = list[tuple[float, float]]
 STYLES = ("first", "last")  # of the two variants: dashed and solid
 
 
-def styled(variants: list[Variant]) -> list[tuple[str, Variant]]:
-    """Each variant with its class in the style sheet; a single one looks like the last of two."""
-    return list(zip(STYLES[-len(variants) :], variants, strict=True))
+def styled(curves: list[Curve]) -> list[tuple[str, Curve]]:
+    """Each variant's curve with its class in the style sheet; a single one looks like the last of two."""
+    return list(zip(STYLES[-len(curves) :], curves, strict=True))
 
 
 # --- the evidence --------------------------------------------------------------------------------
@@ -33,7 +34,7 @@ def distribution(score: Score) -> Markup:
     tallest = max(len(heap) / len(groups[side][1].ssim) for side in groups for heap in heaps[side].values())
     low = min(0, *(BIN * bin_ for side in groups for bin_ in heaps[side]))
     bar = score.verdict.threshold
-    panel = Panel(540, 380, x=(low, 1), y=(-1.15, 1.15), left=4)
+    panel = Panel(540, 380, x=(low, 1), y=(-1.3, 1.15), left=4)
     panel.x_axis("SSIM with the nearest candidate", about=10)
     for side, (name, scores) in groups.items():
         brick = side / len(scores.ssim) / tallest
@@ -41,14 +42,15 @@ def distribution(score: Score) -> Markup:
             for level, evidence in enumerate(sorted(heap, reverse=True)):
                 _brick(panel, bin_, level * brick, brick, _brick_class(side, evidence, bar))
         text = f"{name} ({len(scores.ssim)})"
-        panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.15) - 8)
+        panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.3) - 8)
     panel.horizontal(0, "axis")
     if bar > 0:
         panel.vertical(bar, "bar")
         _beside(panel, bar, panel.y(1.08), f"the bar: {bar:.2f}")
+    told = (f"{len(s.ssim)} {name.lower()}, mean SSIM {float(s.ssim.mean()):.2f}" for name, s in groups.values())
+    solid = int((score.evidence > bar).sum())
     return panel.svg(
-        f"Distribution of scores. Of {len(score.ssim)} training images, {int((score.evidence > bar).sum())} score beyond"
-        f" the bar; of {len(score.held_out.ssim)} held-out images, none."
+        f"Distribution of the scores of {', and of '.join(told)}. {solid} training images are {counted(score)}."
     )
 
 
@@ -63,7 +65,7 @@ def _heaps(scores: ImageScores) -> dict[int, list[float]]:
 def _brick_class(side: int, evidence: float, bar: float) -> str:
     """Full beyond the bar, or, for held-out images, where they help to set it."""
     if side > 0:
-        return "recovered" if evidence > bar else "missed"
+        return "solid" if evidence > bar else "hollow"
     return "held-out" if evidence > 0 else "held-out blur"
 
 
@@ -98,7 +100,7 @@ def scatter(first: Variant, last: Variant) -> Markup:
         panel.horizontal(bar, "bar")
         panel.add("text", "the bar", class_="note", x=LEFT + 4, y=panel.y(bar) - 5)
     for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
-        panel.dot(x, y, "recovered" if recovered else "missed")
+        panel.dot(x, y, "solid" if recovered else "hollow")
     return panel.svg(
         f"Scatter plot of {len(pairs)} training images: SSIM {first.name} across, {last.name} upwards."
         f" {improved(first, last)} of them lie above the diagonal."
@@ -117,25 +119,25 @@ def improved(first: Variant, last: Variant) -> int:
 
 def loss_curves(variants: list[Variant]) -> Markup:
     """What of the target is left unexplained, over time."""
-    curves = {v.name: [(r["step"], r["loss"]) for r in v.records if 0 < r["loss"] < math.inf] for v in variants}
-    values = [loss for curve in curves.values() for _, loss in curve]
+    curves = [[(r["step"], r["loss"]) for r in v.records if 0 < r["loss"] < math.inf] for v in variants]
+    values = [loss for curve in curves for _, loss in curve]
     panel = _over_time(variants, logarithmic_limits(values), logarithmic=True)
     panel.y_axis("relative loss")
-    for style, variant in styled(variants):
-        panel.line(curves[variant.name], f"curve {style}")
+    for style, curve in styled(curves):
+        panel.line(curve, f"curve {style}")
     ends = (f"{v.name}: {number(v.records[-1]['loss'], 2)}" for v in variants if v.records)
     return panel.svg("Loss over steps. At the end, " + ", ".join(ends) + ".")
 
 
 def metric_curves(variants: list[Variant], metric: str, label: str) -> Markup:
     """One figure of merit over time."""
-    curves = {v.name: [(m["step"], m[metric]) for m in v.metrics if math.isfinite(m[metric])] for v in variants}
-    values = [value for curve in curves.values() for _, value in curve]
-    panel = _over_time(variants, (min(0.0, *values), max(limits(values)[1], 1e-3)))
+    curves = [[(m["step"], m[metric]) for m in v.metrics if math.isfinite(m[metric])] for v in variants]
+    values = [value for curve in curves for _, value in curve]
+    panel = _over_time(variants, (min([0.0, *values]), max(limits(values)[1], 1e-3)))
     panel.y_axis(label)
-    for style, variant in styled(variants):
-        panel.line(curves[variant.name], f"curve {style}")
-        for step, value in curves[variant.name][-1:]:
+    for style, curve in styled(curves):
+        panel.line(curve, f"curve {style}")
+        for step, value in curve[-1:]:
             panel.dot(step, value, f"end {style}")
     ends = (f"{v.name}: {number(v.metrics[-1][metric], 2)}" for v in variants if v.metrics)
     return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, " + ", ".join(ends) + ".")
@@ -187,10 +189,10 @@ def _swarm(panel: Panel, place: int, event: dict[str, Any], *, radius: float = 2
             row = round(panel.y(-value) / (2 * radius))
             rows[row] = n = rows.get(row, -1) + 1
             shift = (n + 1) // 2 * (-1 if n % 2 else 1) * 2.3 * radius
-            class_ = "recovered" if rank < event["split"] else "missed"
+            class_ = "solid" if rank < event["split"] else "hollow"
             panel.dot(place, -value, class_, radius=radius, shift=max(-width / 2, min(width / 2, shift)))
 
 
 def has_negative_eigenvalues(variant: Variant) -> bool:
     """Whether there is anything to draw on a logarithmic scale."""
-    return any(bool((torch.tensor(s["eigenvalues"]) < 0).any()) for s in variant.splits)
+    return any(value < 0 for event in variant.splits for value in event["eigenvalues"])

@@ -48,26 +48,32 @@ def finding(content: Content) -> Finding:
 def _figures(score: Score, held_out: int) -> list[Figure]:
     verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
     mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 is identity")
-    counted = Figure(f"{verdict.recovered} of {verdict.total}", "training images recovered")
+    count = f"{verdict.recovered} of {verdict.total}"
     if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
-        matched = Figure(counted.value, "with a good match", "better than a blur, which by itself proves nothing")
-        return [matched, mean]
+        return [Figure(count, "training images with a good match", "better than a blur, which proves nothing"), mean]
     low, high = verdict.interval
     auc_low, auc_high = verdict.auc_interval
     return [
-        Figure(counted.value, counted.name, f"{low} to {high} of them beyond chance ({percent} interval)"),
-        Figure(f"{verdict.auc:.2f}", "AUC, training against held-out", f"{auc_low:.2f} to {auc_high:.2f} ({percent} "
-               "interval); 0.5 is chance"),
+        Figure(count, "training images recovered", f"{low} to {high} of them beyond chance ({percent} interval)"),
+        Figure(
+            f"{verdict.auc:.2f}",
+            "AUC, training against held-out",
+            f"{auc_low:.2f} to {auc_high:.2f} ({percent} interval); 0.5 is chance",
+        ),
         Figure(p_value(verdict.p_value), "if nothing had leaked", "probability of a result at least this strong"),
         _bar(verdict, held_out),
         mean,
-    ]  # fmt: skip
+    ]
 
 
 def _bar(verdict: Verdict, held_out: int) -> Figure:
     if verdict.threshold > 0:
-        return Figure(f"{verdict.threshold:.2f}", "the bar", f"best SSIM that any of {held_out} held-out images reached")
-    return Figure("a blur", "the bar", f"none of {held_out} held-out images was matched better than by a blur of itself")
+        return Figure(
+            f"{verdict.threshold:.2f}", "the bar", f"best SSIM that any of {held_out} held-out images reached"
+        )
+    return Figure(
+        "a blur", "the bar", f"none of {held_out} held-out images was matched better than by a blur of itself"
+    )
 
 
 def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
@@ -80,8 +86,11 @@ def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
         else "Candidates read out of the weights are closer to the training images as a whole than to images of the"
         " same kind that the network never saw; no single image can be named with confidence."
     )
-    means = [found, f"If the weights held no trace of the training images, a claim like this would be made in at most"
-                    f" {percent} of such audits."]  # fmt: skip
+    means = [
+        found,
+        f"If the weights held no trace of the training images, a claim like this would be made in at most"
+        f" {percent} of such audits.",
+    ]
     return means, [
         "Not that the other training images are safe. The count is what this method reached with these settings, and"
         " a stronger one may reach more.",
@@ -106,7 +115,7 @@ def _uncalibrated(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]
         "Images of one kind resemble each other, so a candidate may match a training image that it owes nothing to."
         f" How often that happens is told by held-out images, and there are {held_out or 'none'}"
         + (", too few." if held_out else "."),
-        "For a verdict, repeat the audit with images of the same kind that were not trained on; forty are enough.",
+        "For a verdict, repeat the audit with a few dozen images of the same kind that were not trained on.",
     ], ["Neither that training images leaked nor that they did not. The scores below have no bar to pass."]
 
 
@@ -116,8 +125,10 @@ def _no_verdict(candidates: int) -> Finding:
         sentence=f"No verdict: {candidates} candidates were read out of the weights, but no training images were given"
         " to compare them with.",
         figures=[],
-        means=["What the weights yield is shown below. Whether it depicts training images is for someone who knows"
-               " them to say."],  # fmt: skip
+        means=[
+            "What the weights yield is shown below. Whether it depicts training images is for someone who knows"
+            " them to say."
+        ],
         does_not_mean=["Neither that training images leaked nor that they did not."],
     )
 
@@ -130,6 +141,8 @@ def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:
     rows: list[tuple[str, list[str]]] = []
     if all(variant.score is not None for variant in variants):
         scores = [variant.score for variant in variants if variant.score is not None]
+        rows.append(("Mean SSIM", [f"{float(score.ssim.mean()):.3f}" for score in scores]))
+        rows.append((counted(scores[-1]).capitalize(), [_recovered(score) for score in scores]))
         rows += [(name, [measure(score) for score in scores]) for name, measure in MEASURES.items()]
     rows.append(("Final loss, relative", [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]))
     rows.append(("Candidates at the end", [f"{len(v.images):,}" for v in variants]))
@@ -152,6 +165,11 @@ def rounds(variant: Variant) -> list[list[str]]:
     ]
 
 
+def counted(score: Score) -> str:
+    """What the count of the verdict is a count of."""
+    return "better than a blur" if score.verdict.outcome is Outcome.UNCALIBRATED else "recovered"
+
+
 def _recovered(score: Score) -> str:
     interval = score.verdict.interval
     return str(score.verdict.recovered) + (f" ({interval[0]}–{interval[1]})" if interval else "")
@@ -165,9 +183,7 @@ def _auc(score: Score) -> str:
 
 
 MEASURES: dict[str, Callable[[Score], str]] = {
-    "Mean SSIM": lambda score: f"{float(score.ssim.mean()):.3f}",
-    "Recovered, with interval": _recovered,
-    "AUC, with interval": _auc,
+    "AUC": _auc,
     "SSIM > 0.6": lambda score: str(int((score.ssim > 0.6).sum())),
     "SSIM > 0.9": lambda score: str(int((score.ssim > 0.9).sum())),
     "Mean L2 distance": lambda score: number(float(score.l2.mean())),

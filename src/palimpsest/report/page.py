@@ -64,9 +64,9 @@ def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
     variants, final = content.variants, content.final
     scored = [v for v in variants if v.score is not None]
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
-    if all(v.metrics for v in variants):
+    if final.score is not None and all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
-        curves.append(figures.metric_curves(variants, "recovered", "images recovered"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(final.score)}"))
     return {
         "distribution": figures.distribution(final.score) if final.score and final.score.held_out else None,
         "scatter": figures.scatter(*scored) if len(scored) == 2 else None,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
 from PIL import Image
 from torch import Tensor
 
@@ -50,6 +49,7 @@ class Trajectory:
 def data_uri(image: Tensor) -> str:
     """An image (C, H, W) in [0, 1] as a PNG inside an address; grey unless it has three channels.
 
+    >>> import torch
     >>> data_uri(torch.zeros(1, 2, 2))[:22]
     'data:image/png;base64,'
     """
@@ -122,7 +122,7 @@ def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
 
 def trajectories(content: Content) -> list[Trajectory]:
     """A few candidates followed from noise to what they became, through the candidates they split from."""
-    followed = [variant for variant in content.variants if variant.snapshots]
+    followed = [variant for variant in content.variants if len(variant.snapshots) > 1]
     score, steps = content.final.score, frame_steps(content)
     if not followed:
         return []
