@@ -46,7 +46,7 @@ def finding(content: Content) -> Finding:
 
 
 def _figures(score: Score, held_out: int) -> list[Figure]:
-    verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
+    verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
     mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 is identity")
     count = f"{verdict.recovered} of {verdict.total}"
     if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
@@ -54,7 +54,13 @@ def _figures(score: Score, held_out: int) -> list[Figure]:
     low, high = verdict.interval
     auc_low, auc_high = verdict.auc_interval
     return [
-        Figure(count, "training images recovered", f"{low} to {high} of them beyond chance ({percent} interval)"),
+        Figure(
+            count,
+            "training images recovered",
+            f"{low} to {high} of them beyond chance ({percent} interval)"
+            if high
+            else "none scores above every held-out image",
+        ),
         Figure(
             f"{verdict.auc:.2f}",
             "AUC, training against held-out",
@@ -77,7 +83,7 @@ def _bar(verdict: Verdict, held_out: int) -> Figure:
 
 
 def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
-    percent = f"{100 * (1 - verdict.confidence):.2g} %"
+    percent = f"{100 * (1 - verdict.confidence):.2g} %"
     single = verdict.interval is not None and verdict.interval[0] > 0
     found = (
         f"Candidates read out of the weights show {verdict.recovered} of the {verdict.total} training images more"
@@ -143,6 +149,8 @@ def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:
         scores = [variant.score for variant in variants if variant.score is not None]
         rows.append(("Mean SSIM", [f"{float(score.ssim.mean()):.3f}" for score in scores]))
         rows.append((counted(scores[-1]).capitalize(), [_recovered(score) for score in scores]))
+        if any(score.verdict.auc is not None for score in scores):
+            rows.append(("AUC", [_auc(score) for score in scores]))
         rows += [(name, [measure(score) for score in scores]) for name, measure in MEASURES.items()]
     rows.append(("Final loss, relative", [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]))
     rows.append(("Candidates at the end", [f"{len(v.images):,}" for v in variants]))
@@ -183,7 +191,6 @@ def _auc(score: Score) -> str:
 
 
 MEASURES: dict[str, Callable[[Score], str]] = {
-    "AUC": _auc,
     "SSIM > 0.6": lambda score: str(int((score.ssim > 0.6).sum())),
     "SSIM > 0.9": lambda score: str(int((score.ssim > 0.9).sum())),
     "Mean L2 distance": lambda score: number(float(score.l2.mean())),
