@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -27,11 +28,17 @@ def number(value: float, digits: int = 3) -> str:
 
     >>> number(0.12345), number(1234567.0), number(3.2e-9), number(float("inf")), number(-2.0), number(1e-5)
     ('0.123', '1,234,567', '3.2 × 10⁻⁹', '∞', '−2', '10⁻⁵')
+    >>> number(999.7), number(0.99999), number(120.0)
+    ('1,000', '1', '120')
     """
     if not math.isfinite(value):
         return "undefined" if math.isnan(value) else "∞" if value > 0 else "−∞"
-    if value == 0 or 1e-3 <= abs(value) < 1e7:
-        text = f"{value:,.0f}" if abs(value) >= 10**digits or value == int(value) else f"{value:.{digits}g}"
+    if value == 0:
+        return "0"
+    if 1e-3 <= abs(value) < 1e7:
+        decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+        text = f"{value:,.{decimals}f}"
+        text = text.rstrip("0").rstrip(".") if "." in text else text
     else:
         mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
         mantissa = mantissa.rstrip("0").rstrip(".")
@@ -75,11 +82,17 @@ def duration(seconds: float) -> str:
 
 
 def fact(value: Any) -> str:
-    """Anything found in a configuration, as text."""
+    """Anything found in a configuration, as text.
+
+    >>> fact({"at": (0.15, 0.85), "decay": None}), fact([]), fact(True)
+    ('at: 0.15, 0.85; decay: none', 'none', 'yes')
+    """
     if value is None or isinstance(value, bool):
         return {None: "none", True: "yes", False: "no"}[value]
     if isinstance(value, float):
         return number(value, 4)
+    if isinstance(value, Mapping):
+        return "; ".join(f"{label(key)}: {fact(inner)}" for key, inner in value.items()) or "none"
     if isinstance(value, list | tuple):
         return ", ".join(map(fact, value)) or "none"
     return str(value)
