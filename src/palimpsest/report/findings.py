@@ -1,0 +1,198 @@
+"""What was found, in words and in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from palimpsest.report.content import Content, Variant
+from palimpsest.report.words import duration, number, p_value
+from palimpsest.scoring import Outcome, Score, Verdict
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number that matters."""
+
+    value: str
+    name: str
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The verdict for someone who reads nothing else, what follows from it, and what does not."""
+
+    kind: str
+    sentence: str
+    figures: list[Figure]
+    means: list[str]
+    does_not_mean: list[str]
+
+
+def finding(content: Content) -> Finding:
+    """The verdict on the last reconstruction."""
+    score = content.final.score
+    if score is None:
+        return _no_verdict(len(content.final.images))
+    means, does_not_mean = {
+        Outcome.LEAKAGE: _leakage,
+        Outcome.NO_EVIDENCE: _no_evidence,
+        Outcome.UNCALIBRATED: _uncalibrated,
+    }[score.verdict.outcome](score.verdict, content.held_out_count)
+    kind = score.verdict.outcome.value.replace(" ", "-")
+    figures = _figures(score, content.held_out_count)
+    return Finding(kind, score.verdict.sentence, figures, means, does_not_mean)
+
+
+def _figures(score: Score, held_out: int) -> list[Figure]:
+    verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
+    mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 is identity")
+    count = f"{verdict.recovered} of {verdict.total}"
+    if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
+        return [Figure(count, "training images with a good match", "better than a blur, which proves nothing"), mean]
+    low, high = verdict.interval
+    auc_low, auc_high = verdict.auc_interval
+    return [
+        Figure(
+            count,
+            "training images recovered",
+            f"{low} to {high} of them beyond chance ({percent} interval)"
+            if high
+            else "none scores above every held-out image",
+        ),
+        Figure(
+            f"{verdict.auc:.2f}",
+            "AUC, training against held-out",
+            f"{auc_low:.2f} to {auc_high:.2f} ({percent} interval); 0.5 is chance",
+        ),
+        Figure(p_value(verdict.p_value), "if nothing had leaked", "probability of a result at least this strong"),
+        _bar(verdict, held_out),
+        mean,
+    ]
+
+
+def _bar(verdict: Verdict, held_out: int) -> Figure:
+    if verdict.threshold > 0:
+        return Figure(
+            f"{verdict.threshold:.2f}", "the bar", f"best SSIM that any of {held_out} held-out images reached"
+        )
+    return Figure(
+        "a blur", "the bar", f"none of {held_out} held-out images was matched better than by a blur of itself"
+    )
+
+
+def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
+    percent = f"{100 * (1 - verdict.confidence):.2g} %"
+    single = verdict.interval is not None and verdict.interval[0] > 0
+    found = (
+        f"Candidates read out of the weights show {verdict.recovered} of the {verdict.total} training images more"
+        f" closely than they show any of {held_out} images of the same kind that the network never saw."
+        if single
+        else "Candidates read out of the weights are closer to the training images as a whole than to images of the"
+        " same kind that the network never saw; no single image can be named with confidence."
+    )
+    means = [
+        found,
+        f"If the weights held no trace of the training images, a claim like this would be made in at most"
+        f" {percent} of such audits.",
+    ]
+    return means, [
+        "Not that the other training images are safe. The count is what this method reached with these settings, and"
+        " a stronger one may reach more.",
+        "Not that anyone who holds the weights can do it: the audit may have used knowledge that an outsider lacks,"
+        " such as the initial weights. The configuration below says which.",
+    ]
+
+
+def _no_evidence(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
+    return [
+        f"Candidates read out of the weights resemble the training images no more than they resemble {held_out} images"
+        " of the same kind that the network never saw, as far as can be told from so many images.",
+    ], [
+        "Not that the training images are safe. It is a statement about this method with these settings: a stronger"
+        " attack, more steps or more candidates may succeed.",
+        "Not that nothing was memorised: images can leak in ways that a pixel by pixel comparison does not notice.",
+    ]
+
+
+def _uncalibrated(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
+    return [
+        "Images of one kind resemble each other, so a candidate may match a training image that it owes nothing to."
+        f" How often that happens is told by held-out images, and there are {held_out or 'none'}"
+        + (", too few." if held_out else "."),
+        "For a verdict, repeat the audit with a few dozen images of the same kind that were not trained on.",
+    ], ["Neither that training images leaked nor that they did not. The scores below have no bar to pass."]
+
+
+def _no_verdict(candidates: int) -> Finding:
+    return Finding(
+        kind="uncalibrated",
+        sentence=f"No verdict: {candidates} candidates were read out of the weights, but no training images were given"
+        " to compare them with.",
+        figures=[],
+        means=[
+            "What the weights yield is shown below. Whether it depicts training images is for someone who knows"
+            " them to say."
+        ],
+        does_not_mean=["Neither that training images leaked nor that they did not."],
+    )
+
+
+# --- the table -----------------------------------------------------------------------------------
+
+
+def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:
+    """Rows of a name and one value for each variant."""
+    rows: list[tuple[str, list[str]]] = []
+    if all(variant.score is not None for variant in variants):
+        scores = [variant.score for variant in variants if variant.score is not None]
+        rows.append(("Mean SSIM", [f"{float(score.ssim.mean()):.3f}" for score in scores]))
+        rows.append((counted(scores[-1]).capitalize(), [_recovered(score) for score in scores]))
+        if any(score.verdict.auc is not None for score in scores):
+            rows.append(("AUC", [_auc(score) for score in scores]))
+        rows += [(name, [measure(score) for score in scores]) for name, measure in MEASURES.items()]
+    rows.append(("Final loss, relative", [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]))
+    rows.append(("Candidates at the end", [f"{len(v.images):,}" for v in variants]))
+    rows.append(("Time", [duration(v.seconds) for v in variants]))
+    return rows
+
+
+def rounds(variant: Variant) -> list[list[str]]:
+    """One row for each round of splitting: step, candidates before, how many split, η, and what it did to the loss."""
+    return [
+        [
+            f"{event['step']:,}",
+            f"{len(event['eigenvalues']):,}",
+            f"{event['split']:,}",
+            number(event["eta"]) if event["split"] else "–",
+            number(event["before"], 2),
+            number(event["after"], 2),
+        ]
+        for event in variant.splits
+    ]
+
+
+def counted(score: Score) -> str:
+    """What the count of the verdict is a count of."""
+    return "better than a blur" if score.verdict.outcome is Outcome.UNCALIBRATED else "recovered"
+
+
+def _recovered(score: Score) -> str:
+    interval = score.verdict.interval
+    return str(score.verdict.recovered) + (f" ({interval[0]}–{interval[1]})" if interval else "")
+
+
+def _auc(score: Score) -> str:
+    verdict = score.verdict
+    if verdict.auc is None or verdict.auc_interval is None:
+        return "–"
+    return f"{verdict.auc:.2f} ({verdict.auc_interval[0]:.2f}–{verdict.auc_interval[1]:.2f})"
+
+
+MEASURES: dict[str, Callable[[Score], str]] = {
+    "SSIM > 0.6": lambda score: str(int((score.ssim > 0.6).sum())),
+    "SSIM > 0.9": lambda score: str(int((score.ssim > 0.9).sum())),
+    "Mean L2 distance": lambda score: number(float(score.l2.mean())),
+    "Median PSNR": lambda score: f"{number(float(score.psnr.median()))} dB",
+}

@@ -1,0 +1,88 @@
+"""The report: one HTML file that needs no network, no script and no other file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from palimpsest.report import figures, findings, pictures, words
+from palimpsest.report.content import Content
+
+CELL = 50  # about how wide a picture is on the page, in pixels
+FRAME = 75  # the same in a trajectory
+PLATE = 1040  # how wide a row of pictures may become
+
+ENVIRONMENT = Environment(
+    loader=PackageLoader("palimpsest.report", ""),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "raised": words.raised}
+ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
+
+
+def render(content: Content) -> str:
+    """The whole page as text.
+
+    >>> import torch
+    >>> from palimpsest.report import Variant
+    >>> images = torch.rand(3, 1, 8, 8)
+    >>> page = render(Content("A model", [Variant("", images, torch.arange(3), -torch.ones(3).long(), [])]))
+    >>> "No verdict" in page
+    True
+    """
+    pixels = min(content.final.images.shape[-1], pictures.LARGEST)
+    cell = _whole_multiple(pixels, CELL)
+    return ENVIRONMENT.get_template("template.html").render(
+        content=content,
+        finding=findings.finding(content),
+        plate=pictures.plate(content),
+        cell=cell,
+        columns=max(1, min(20, PLATE // (cell + 2))),
+        frame=_whole_multiple(pixels, FRAME),
+        trajectories=pictures.trajectories(content),
+        frame_steps=pictures.frame_steps(content),
+        rounds=findings.rounds(content.final),
+        comparison=findings.comparison(content.variants),
+        settings=_settings(content),
+        **_figures(content),
+    )
+
+
+def _whole_multiple(pixels: int, about: int) -> int:
+    """A width near the wanted one at which every pixel of a small picture is equally wide."""
+    return pixels * max(1, round(about / pixels)) if pixels < 1.3 * about else about
+
+
+def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
+    """The drawings that make sense for this content."""
+    variants, final = content.variants, content.final
+    scored = [v for v in variants if v.score is not None]
+    curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
+    if final.score is not None and all(v.metrics for v in variants):
+        curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(final.score)}"))
+    return {
+        "distribution": figures.distribution(final.score) if final.score and final.score.held_out else None,
+        "scatter": figures.scatter(*scored) if len(scored) == 2 else None,
+        "improved": figures.improved(*scored) if len(scored) == 2 else None,
+        "curves": curves,
+        "eigenvalues": figures.eigenvalues(final) if figures.has_negative_eigenvalues(final) else None,
+    }
+
+
+def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
+    """The tables at the end, those that say something."""
+    tables: dict[str, Mapping[str, Any]] = {
+        "Configuration": content.configuration,
+        "Training": content.training,
+        "Seeds": content.seeds,
+        "Time spent": {stage: words.duration(seconds) for stage, seconds in content.seconds.items()},
+        "Versions": content.versions,
+    }
+    return [(name, table) for name, table in tables.items() if table]

@@ -1,0 +1,211 @@
+"""The page itself: complete, harmless, and it says what was found."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+from made_up import CANDIDATES, HOSTILE, SPLIT, N, content
+from PIL import Image
+
+from palimpsest.report import render
+
+VOID = {"meta", "link", "img", "br", "input"}
+PAGES = {
+    "two variants": {},
+    "one variant": {"variants": 1},
+    "colour": {"channels": 3},
+    "no held-out images": {"held_out": 0},
+    "too few held-out images": {"held_out": 1, "variants": 1},
+    "no training images": {"truth": False, "variants": 1},
+    "two without training images": {"truth": False},
+    "nothing found": {"noise": 3.0},
+}
+
+
+class Page(HTMLParser):
+    """Elements with their attributes, the text, and whether every element was closed where it should be."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.elements, self.open, self.text = [], [], ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open[-1:] != ["style"]:
+            self.text += data
+
+    def all(self, *tags):
+        return [attributes for tag, attributes in self.elements if tag in tags]
+
+    @property
+    def sections(self):
+        return [attributes["id"] for attributes in self.all("section")]
+
+
+@pytest.fixture(params=list(PAGES))
+def case(request):
+    made = content(**PAGES[request.param])
+    html = render(made)
+    return made, html, Page(html)
+
+
+def test_it_is_well_formed_and_says_the_verdict_first(case):
+    made, _, page = case
+    assert not page.open
+    score = made.final.score
+    sentence = score.verdict.sentence if score else "No verdict: 15 candidates were read out of the weights"
+    assert sentence in page.text
+    assert page.sections[:2] == ["verdict", "pictures"]
+    assert page.sections[-2:] == ["settings", "responsible-use"]
+
+
+def test_every_picture_has_alternative_text_and_decodes(case):
+    made, _, page = case
+    pictures = page.all("img")
+    assert len(pictures) >= len(made.final.images)
+    for picture in pictures:
+        assert picture["alt"].strip()
+        kind, data = picture["src"].split(",")
+        assert kind == "data:image/png;base64"
+        image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
+        image.load()
+        assert image.size == (12, 12)
+        assert image.mode == ("RGB" if made.final.images.shape[1] == 3 else "L")
+
+
+def test_every_figure_has_alternative_text(case):
+    for drawing in case[2].all("svg"):
+        assert drawing.get("aria-hidden") == "true" or len(drawing["aria-label"]) > 20
+
+
+def test_nothing_is_loaded_and_nothing_is_run(case):
+    _, html, page = case
+    assert not page.all("script", "iframe", "object", "embed", "form", "base")
+    assert not re.search(r"https?:|//[a-z]+\.|url\(|@import", html)
+    for attributes in (a for _, a in page.elements):
+        assert not any(name.startswith("on") for name in attributes)
+        assert all(attributes.get(name, "data:").startswith(("data:", "#")) for name in ("src", "href"))
+    policy = next(a["content"] for a in page.all("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none'; img-src data:; style-src 'unsafe-inline'")
+    assert "script-src" not in policy
+
+
+def test_numbers_are_never_raw(case):
+    assert not re.search(r"\bnan\b|\binf\b|\d\.\d{8}|\de-\d\d|None|tensor\(", case[2].text)
+
+
+def test_it_is_small(case):
+    assert len(case[1]) < 500_000
+
+
+# --- what is shown when --------------------------------------------------------------------------
+
+
+def shown(**options):
+    return Page(render(content(**options)))
+
+
+def test_two_variants_are_compared():
+    page = shown()
+    assert page.sections == [
+        *("verdict", "pictures", "evidence", "comparison", "course", "trajectories", "eigenvalues"),
+        *("settings", "responsible-use"),
+    ]
+    drawings = [d["aria-label"].split()[0] for d in page.all("svg") if "aria-label" in d]
+    assert drawings == ["Distribution", "Scatter", "Loss", "Mean", "Images", "Smallest"]
+    assert "∞" not in page.text  # one PSNR is infinite, the median is not
+    assert "0.5 is chance" in page.text
+
+
+def test_one_variant_has_nothing_to_be_compared_with():
+    page = shown(variants=1)
+    assert "Scatter" not in str(page.elements)
+    assert "without splitting" not in page.text
+
+
+def test_an_uncalibrated_verdict_is_called_so_and_shows_no_bar():
+    page = shown(held_out=0)
+    assert "Uncalibrated: no held-out images were given" in page.text
+    assert "recovered better than any" not in page.text
+    assert not any("Distribution" in d.get("aria-label", "") for d in page.all("svg"))
+
+
+def test_no_evidence_is_said_soberly():
+    page = shown(noise=3.0)
+    assert "No evidence of leakage" in page.text
+    assert "Not that the training images are safe" in page.text
+
+
+def test_without_training_images_nothing_is_judged():
+    page = shown(truth=False, variants=1)
+    assert not {"evidence"} & set(page.sections)
+    assert not re.search("SSIM|AUC", page.text)
+    assert len(page.all("img")) >= CANDIDATES + SPLIT
+
+
+def test_a_bare_result_is_a_page_too():
+    made = content(truth=False, variants=1, configuration={}, versions={}, seeds={}, training={}, seconds={})
+    object.__setattr__(made.final, "history", [])
+    object.__setattr__(made.final, "snapshots", [])
+    assert Page(render(made)).sections == ["verdict", "pictures", "comparison", "responsible-use"]
+
+
+# --- what is said of single images ---------------------------------------------------------------
+
+
+def test_training_images_are_sorted_by_score_each_once():
+    made = content()
+    alts = [p["alt"] for p in Page(render(made)).all("img")]
+    order = [int(re.search(r"\d+", alt)[0]) - 1 for alt in alts[: 3 * N] if alt.startswith("Training image")]
+    assert sorted(order) == list(range(N))
+    evidence = made.final.score.evidence[order]
+    assert (evidence[:-1] >= evidence[1:]).all()
+
+
+def test_recovered_images_are_marked():
+    made = content()
+    page = render(made)
+    marks = sum(int(v.score.recovered.sum()) for v in made.variants)
+    assert page.count('class="note recovered"') == marks > 0
+
+
+def test_trajectories_follow_a_candidate_through_its_split():
+    alts = [p["alt"] for p in Page(render(content(truth=False, variants=1))).all("img")]
+    frames = [re.match(r"Candidate (\d+) with splitting at (.*)", alt) for alt in alts]
+    told = [(int(m[1]), m[2]) for m in frames if m]
+    assert told[:3] == [(0, "step 0"), (0, "step 100"), (CANDIDATES, "the end")]  # 0 split into 10 and 15
+
+
+# --- strings that mean harm ----------------------------------------------------------------------
+
+
+def test_user_strings_are_text_wherever_they_appear():
+    made = content(
+        title=HOSTILE,
+        configuration={HOSTILE: {HOSTILE: [HOSTILE, {"deep": HOSTILE}]}},
+        versions={"palimpsest": HOSTILE},
+        seeds={HOSTILE: 1},
+        training={"data": HOSTILE},
+        seconds={HOSTILE: 1.0},
+    )
+    for run in made.variants:
+        object.__setattr__(run, "name", HOSTILE)
+    html = render(made)
+    assert "<img src=x" not in html
+    assert "</script>" not in html
+    page = Page(html)
+    assert not page.open
+    assert page.text.count(HOSTILE) > 10
+    assert "49" not in page.text.partition("Configuration")[2].partition("Responsible")[0]
+    assert all(p["src"].startswith("data:") for p in page.all("img"))
