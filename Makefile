@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup test check format clean
+.PHONY: help setup demo test check format clean
 
 help:
+	@echo "make demo    read faces out of the weights of a small network (sets up first)"
 	@echo "make setup   create $(VENV) with pinned versions"
 	@echo "make test    run the test suite (sets up first)"
 	@echo "make check   lint, formatting, types, doctests (sets up first)"
@@ -19,6 +20,9 @@ $(VENV)/.ready: requirements.txt pyproject.toml
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
+
+demo: setup
+	$(BIN)/palimpsest demo
 
 test: setup
 	$(BIN)/pytest tests

@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import json
 import platform
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -42,7 +43,11 @@ class RunFolder:
 
     @contextmanager
     def locked(self, *, create: bool = False) -> Iterator[RunFolder]:
-        """Hold the folder for this process alone; whoever comes second is refused."""
+        """Hold the folder for this process alone; whoever comes second is refused.
+
+        A folder that was made for a job which then failed, with nothing to keep, is removed again.
+        """
+        made = create and not self.path.exists()
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
         elif not (self.path / "config.json").is_file():
@@ -54,7 +59,12 @@ class RunFolder:
                 raise RunFolderError(
                     f"{self.path} is in use by another run; wait for it or choose another folder"
                 ) from error
-            yield self
+            try:
+                yield self
+            except BaseException:
+                if made and [path.name for path in self.path.iterdir()] == [".lock"]:
+                    shutil.rmtree(self.path)
+                raise
 
     # --- configuration and results --------------------------------------------------------------------
 

@@ -1,0 +1,228 @@
+"""The command line from data to verdict, and everything a user can do wrong."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import palimpsest as pal
+from palimpsest import jobs, storage
+from palimpsest.cli import main
+from palimpsest.runs import RunFolder
+
+SMALL = ["--per-class", "4", "--hidden", "30", "30", "--seed", "3"]
+QUICK = ["--candidates", "10", "--steps", "48", "--seed", "3"]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A small run folder with both reconstructions and a report."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    assert main(["train", "--out", str(folder), *SMALL]) == 0
+    assert main(["reconstruct", str(folder), *QUICK]) == 0
+    assert main(["report", str(folder)]) == 0
+    return folder
+
+
+def test_a_run_folder_holds_everything(trained):
+    names = {path.name for path in trained.iterdir()}
+    expected = {
+        "config.json",
+        "model.safetensors",
+        "initial.safetensors",
+        "history.jsonl",
+        "scores.json",
+        "report.html",
+    }
+    assert expected | {"reconstruction.safetensors"} <= names
+    assert "checkpoint.safetensors" not in names
+    lines = [json.loads(line) for line in (trained / "history.jsonl").read_text().splitlines()]
+    assert {line["variant"] for line in lines} == {"with", "without"}
+    assert sum("split" in line for line in lines) == 2
+    config = json.loads((trained / "config.json").read_text())
+    assert config["training"]["seed"] == 3
+    assert config["versions"]["torch"] == torch.__version__
+    scores = json.loads((trained / "scores.json").read_text())
+    assert len(scores["with"]["images"]["ssim"]) == 8
+    assert scores["with"]["verdict"]["sentence"] in (trained / "report.html").read_text()
+
+
+def test_the_command_line_and_python_give_the_same_numbers(trained):
+    data = pal.datasets.load("faces", per_class=4, seed=3)
+    torch.manual_seed(3)
+    model = pal.networks.MLP(data.image_shape, hidden=(30, 30), outputs=1)
+    fit = pal.train(model, data.centred(data.train.images), data.train.labels, loss="squared")
+    objective = pal.NTK(fit.model, fit.initial, at=(0.15, 0.85), weights="auto")
+    rec = pal.reconstruct(
+        objective, image_shape=data.image_shape, candidates=10, steps=48, seed=3, splitting=pal.Splitting(share=0.25)
+    )
+    score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
+    variant = RunFolder(trained).variants()["with"]
+    assert torch.equal(variant["images"], rec.images)
+    written = json.loads((trained / "scores.json").read_text())["with"]["images"]["ssim"]
+    assert written == score.ssim.tolist()
+
+
+def test_what_is_finished_is_not_done_again(trained, monkeypatch):
+    monkeypatch.setattr(pal, "reconstruct", lambda *_, **__: pytest.fail("there was nothing left to do"))
+    assert main(["reconstruct", str(trained), *QUICK]) == 0
+
+
+def test_training_again_forgets_the_old_reconstructions(tmp_path):
+    folder = tmp_path / "run"
+    assert main(["train", "--out", str(folder), *SMALL]) == 0
+    assert main(["reconstruct", str(folder), *QUICK, "--splitting", "without"]) == 0
+    assert main(["train", "--out", str(folder), *SMALL, "--steps", "5"]) == 0
+    assert RunFolder(folder).variants() == {}
+    assert main(["report", str(folder)]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "loss", "method"),
+    [
+        (["--data", "digits", "--task", "classes"], "cross_entropy", "multiclass"),
+        (["--data", "faces"], "logistic", "kkt"),
+    ],
+)
+def test_the_margin_methods_run_from_end_to_end(arguments, loss, method, tmp_path, capsys):
+    folder = str(tmp_path / "run")
+    training = [*arguments, "--per-class", "3", "--hidden", "20", "--loss", loss, "--steps", "200"]
+    assert main(["train", "--out", folder, *training]) == 0
+    assert "KKT residual" in capsys.readouterr().out
+    assert main(["reconstruct", folder, "--method", method, *QUICK]) == 0
+    assert main(["report", folder]) == 0
+    assert "mean SSIM" in capsys.readouterr().out
+
+
+def test_the_span_can_be_searched_alone(tmp_path):
+    folder = str(tmp_path / "run")
+    assert main(["train", "--out", folder, *SMALL, "--steps", "100"]) == 0
+    assert main(["reconstruct", folder, *QUICK, "--span"]) == 0
+
+
+# --- wrong use ------------------------------------------------------------------------------------
+
+
+def complaint(capsys, *arguments) -> str:
+    """The one sentence of a command that must fail with status 2."""
+    assert main([str(a) for a in arguments]) == 2
+    message = capsys.readouterr().err
+    assert message.startswith("palimpsest: ")
+    assert message.count("\n") == 1
+    assert "Traceback" not in message
+    return message
+
+
+def test_folders_that_are_no_run_folders(tmp_path, capsys):
+    assert "not a run folder" in complaint(capsys, "reconstruct", tmp_path / "nowhere")
+    assert "not a run folder" in complaint(capsys, "report", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_folder_of_another_version(trained, tmp_path, capsys):
+    (tmp_path / "config.json").write_text(json.dumps({"format": 99}))
+    assert "another version" in complaint(capsys, "reconstruct", tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    assert "not readable" in complaint(capsys, "reconstruct", tmp_path)
+
+
+def test_a_run_folder_in_use(trained, capsys):
+    with RunFolder(trained).locked():
+        other = subprocess.run(
+            [sys.executable, "-m", "palimpsest.cli", "report", str(trained)],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert other.returncode == 2
+    assert "in use" in other.stderr
+
+
+def test_damaged_weights(tmp_path, capsys):
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--steps", "5"]) == 0
+    weights = tmp_path / "run" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    capsys.readouterr()
+    assert "damaged" in complaint(capsys, "reconstruct", tmp_path / "run")
+
+
+def test_data_that_cannot_be_had(tmp_path, capsys):
+    out = tmp_path / "run"
+    assert "ask for fewer" in complaint(capsys, "train", "--out", out, "--data", "faces", "--per-class", "5000")
+    assert complaint(capsys, "train", "--out", out, "--data", tmp_path / "missing.npz")
+    assert complaint(capsys, "train", "--out", out, "--data", "mnist", "--data-root", tmp_path)
+    one_class = tmp_path / "one"
+    (one_class / "only").mkdir(parents=True)
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(one_class / "only" / "a.png")
+    assert complaint(capsys, "train", "--out", out, "--data", one_class)
+    (one_class / "second").mkdir()
+    (one_class / "second" / "broken.png").write_bytes(b"\x89PNG\r\n\x1a\n broken")
+    assert "broken.png" in complaint(capsys, "train", "--out", out, "--data", one_class)
+    assert not out.exists()
+
+
+def test_a_folder_that_cannot_be_written(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert "choose another folder" in complaint(capsys, "train", "--out", tmp_path / "file" / "run", *SMALL)
+
+
+def test_a_full_disk_leaves_what_was_there(trained, capsys, monkeypatch):
+    before = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+
+    def full(handle):
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(storage.os, "fsync", full)
+    assert "No space left" in complaint(capsys, "report", trained)
+    assert {path: path.read_bytes() for path in trained.iterdir() if path.is_file()} == before
+
+
+def test_divergence_is_a_failure_not_wrong_use(trained, monkeypatch, capsys):
+    def diverge(*arguments, **options):
+        raise pal.errors.DivergenceError(7, "lower the learning rate")
+
+    monkeypatch.setattr(jobs.pal, "reconstruct", diverge)
+    assert main(["reconstruct", str(trained), "--steps", "9"]) == 1
+    assert "step 7" in capsys.readouterr().err
+
+
+def test_unknown_words_are_wrong_use(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["reconstruct", "--methode", "ntk"])
+    assert stop.value.code == 2
+
+
+def test_help_teaches(capsys):
+    with pytest.raises(SystemExit) as stop:
+        main(["--help"])
+    assert stop.value.code == 0
+    assert "entitled" in capsys.readouterr().out
+
+
+def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
+    torn, whole = tmp_path / "torn", tmp_path / "whole"
+    long = ["--candidates", "10", "--steps", "3000", "--seed", "3", "--splitting", "with"]
+    for folder in (torn, whole):
+        assert main(["train", "--out", str(folder), *SMALL, "--steps", "50"]) == 0
+    command = [sys.executable, "-m", "palimpsest.cli", "reconstruct", str(torn), *long]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    while not list(torn.glob("snapshots/with-000002*")):
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    _, message = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "give the same command again" in message
+    assert (torn / "checkpoint.safetensors").exists()
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    for folder in (torn, whole):
+        subprocess.run([*command[:4], str(folder), *long], check=True, env=environment)
+    images = [RunFolder(folder).variants()["with"]["images"] for folder in (torn, whole)]
+    assert torch.equal(*images)
