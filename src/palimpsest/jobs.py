@@ -70,7 +70,7 @@ class Reading:
     """Tangent points of the NTK method on the way from initial (0) to final weights (1)."""
     candidates: int = 80
     """How many candidates to start with; twice the number of training images is safe."""
-    steps: int = 2400
+    steps: int = 2000
     """Gradient steps, over all phases."""
     span: bool = False
     """Seek images only in the space that the first layer's change spans (NTK)."""

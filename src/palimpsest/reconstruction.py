@@ -8,7 +8,6 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from palimpsest.callbacks import Callback, Checkpoint, Progress
@@ -77,7 +76,6 @@ def reconstruct(
             to the same result as if it had never stopped.
         progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
     """
-    torch.set_flush_denormal(True)  # a sharp softplus yields e⁻¹⁰⁰; subnormal numbers slow a CPU down five times
     where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
     )  # fmt: skip
