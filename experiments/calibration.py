@@ -62,7 +62,9 @@ def _outside(candidates: torch.Tensor, data: pal.datasets.DataSet, seed: int, dr
     generator = torch.Generator().manual_seed(1000 * seed + draw)
     members, held_out = [], []
     for label in range(len(source.classes)):
-        pool = [image for image in images[torch.as_tensor(source.labels) == label] if image.numpy().tobytes() not in trained]
+        pool = [
+            image for image in images[torch.as_tensor(source.labels) == label] if image.numpy().tobytes() not in trained
+        ]
         order = torch.randperm(len(pool), generator=generator)
         members += [pool[i] for i in order[:20]]
         held_out += [pool[i] for i in order[20:40]]

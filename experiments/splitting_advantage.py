@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from statistics import median
 
 import torch
 
@@ -53,10 +54,7 @@ def main() -> None:
     seeds = {seed: one_seed(seed) for seed in SEEDS}
     policies = ("none", "duplicate", "random", "curvature")
     columns = ["immediate", *(f"after {steps}" for steps in FURTHER)]
-    medians = {
-        policy: {c: float(torch.tensor([seeds[s][policy][c] for s in SEEDS]).median()) for c in columns}
-        for policy in policies
-    }
+    medians = {policy: {c: median(seeds[s][policy][c] for s in SEEDS) for c in columns} for policy in policies}
     wins = {c: sum(seeds[s]["curvature"][c] < seeds[s]["random"][c] for s in SEEDS) for c in columns}
     result = {
         "command": "python experiments/splitting_advantage.py",

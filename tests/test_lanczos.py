@@ -53,6 +53,16 @@ def test_the_answer_does_not_depend_on_the_place_in_the_batch():
     assert torch.allclose(values[1], values[0][order])
 
 
+def test_single_precision_in_many_dimensions_is_not_taken_for_a_breakdown():
+    """A spectrum as narrow as 1 ± 0.005 in a hundred thousand dimensions."""
+    diagonal = torch.linspace(0.995, 1.005, 100_000)[None]
+    found = smallest_eigenpairs(lambda v: diagonal * v, diagonal, iterations=20)
+    assert float(found.values) < 0.9965
+    assert float((diagonal * found.vectors - found.values[:, None] * found.vectors).norm()) <= 1.01 * float(
+        found.residuals
+    )
+
+
 def test_one_dimension():
     found = smallest_eigenpairs(lambda v: -2 * v, torch.zeros(3, 1, dtype=torch.float64))
     assert torch.equal(found.values, torch.full((3,), -2.0, dtype=torch.float64))

@@ -17,8 +17,9 @@ def test_mlp_has_biases_where_asked(bias, with_bias):
     assert model(torch.randn(2, 1, 4, 5)).shape == (2, 3)
 
 
-def test_mlp_with_a_first_bias_is_homogeneous_in_what_it_trains_from_a_centred_input():
-    model = pal.networks.MLP(4, hidden=(6, 7), bias="none").double()
+def test_mlp_with_a_first_bias_alone_is_homogeneous_in_its_parameters():
+    model = pal.networks.MLP(4, hidden=(6, 7), bias="first").double()
+    torch.nn.init.normal_(model.layers[0].bias)
     x = torch.randn(3, 4, dtype=torch.float64)
     before = model(x)
     with torch.no_grad():
@@ -70,6 +71,10 @@ RELUS = {
     "clamp": lambda z: z.clamp(min=0),
     "clamp_min": lambda z: torch.clamp_min(z, 0),
     "maximum": lambda z: torch.maximum(z, torch.zeros(())),
+    "max": lambda z: torch.max(z, 0 * z),
+    "fmax": lambda z: torch.fmax(z, 0 * z),
+    "by keyword": lambda z: torch.relu(input=z),
+    "clamp by keyword": lambda z: torch.clamp(input=z, min=0),
 }
 
 

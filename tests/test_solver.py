@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import palimpsest as pal
+from palimpsest.certificate import Stationarity
 from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.optimisers import SGD, Adam
 from palimpsest.parametrisation import Everywhere
@@ -37,7 +38,7 @@ def test_true_candidates_have_no_loss_and_a_run_from_nearby_returns_to_them(seed
     objective, x, λ = exact_problem(seed)
     assert objective.loss(x, λ) <= 1e-24 * objective.target_norm_squared
     near = x + 0.02 * torch.randn_like(x)
-    found, _ = descend(objective, near, λ * 1.02, steps=1500, learning_rate=0.02)
+    found, _ = descend(objective, near, λ * 1.02, steps=2500, learning_rate=0.02)
     assert (found - x).norm() <= 1e-5 * x.norm()
     assert (near - x).norm() > 1e-2 * x.norm()
 
@@ -75,19 +76,20 @@ def test_the_loss_falls_and_the_multipliers_of_a_margin_method_stay_positive():
     assert rec.labels.tolist() == [1, -1, 1, -1]
 
 
-def test_a_run_does_not_see_the_scale_of_the_network():
+@pytest.mark.parametrize("optimiser", [Adam(), SGD(learning_rate=0.01)], ids=["adam", "sgd"])
+def test_a_run_does_not_see_the_scale_of_the_network(optimiser):
     """Multiplying the target by a constant multiplies the multipliers and changes no image."""
     images, multipliers = [], []
-    for scale in (1.0, 1000.0):
+    for scale in (1e-6, 1e6):
         torch.manual_seed(0)
         initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
         objective = pal.NTK(final, initial.state_dict())
         objective.target = {name: scale * t for name, t in objective.target.items()}
-        rec = small(objective=objective, optimiser=Adam(ε=1e-300), splitting=None)
+        rec = small(objective=objective, optimiser=optimiser, splitting=None)
         images.append(rec.images)
         multipliers.append(rec.multipliers)
     assert torch.allclose(images[0], images[1], atol=1e-8)
-    assert torch.allclose(1000 * multipliers[0], multipliers[1])
+    assert torch.allclose(1e12 * multipliers[0], multipliers[1], rtol=1e-6)
 
 
 # --- phases, history, lineage -------------------------------------------------------------------
@@ -166,20 +168,20 @@ def test_a_stable_point_that_stopped_of_itself_ends_the_run():
     state = replace(solver.init(), x=x, multipliers=λ)
     while not solver.done(state):
         state = solver.step(state)
-    assert state.outcome is Outcome.CONVERGED
+    assert state.outcome is Outcome.STABLE
     assert state.step < 10
     assert len(state.x) == 2
 
 
 def test_sgd_with_momentum_descends():
-    rec = small(optimiser=SGD(learning_rate=1e-3), splitting=None, steps=60)
+    rec = small(optimiser=SGD(learning_rate=0.05), splitting=None, steps=60)
     losses = [entry["objective"] for entry in rec.history]
     assert losses[-1] < losses[0]
 
 
 def test_adam_is_the_published_rule():
     parameter = torch.nn.Parameter(torch.tensor([1.0, -2.0], dtype=torch.float64))
-    reference = torch.optim.Adam([parameter], lr=0.02)
+    reference = torch.optim.Adam([parameter], lr=0.02, eps=1e-12)
     ours, rule = parameter.detach().clone(), Adam()
     moments = rule.init(ours)
     for step in range(1, 6):
@@ -231,8 +233,17 @@ def test_the_certificate_of_the_truth_and_of_a_saddle():
     assert stalled.splitting < -1e-3
     assert stalled.hessian >= stalled.splitting
     far = pal.certify(objective, x + 1, λ, epsilon=1e-9)
+    assert far.outcome is Stationarity.STEEP
     assert not far.second_order
-    assert "gradient" in str(far)
+
+
+def test_curvature_that_was_not_resolved_is_not_certified():
+    """A saddle: a stalled point with its candidates doubled. Few iterations see only a part of the spectrum."""
+    objective, x, λ = stalled_problem(0)
+    doubled = (torch.cat([x, x]), torch.cat([λ, λ]) / 2)
+    assert pal.certify(objective, *doubled, epsilon=1e-6, iterations=100).outcome is Stationarity.SADDLE
+    for iterations in (1, 2, 3):
+        assert not pal.certify(objective, *doubled, epsilon=1e-6, iterations=iterations).second_order
 
 
 def test_the_certificate_equals_dense_eigenvalues():
@@ -318,10 +329,57 @@ def test_a_network_without_gradients_is_refused():
             self.unused = torch.nn.Parameter(torch.ones(3))
 
         def forward(self, x):
-            return x.sum(1, keepdim=True) + 0 * self.unused.sum()
+            return x.sum(1, keepdim=True)
 
     with pytest.raises(NoGradientError, match="receives a gradient"):
         pal.KKT(Deaf()).loss(X, Λ, Y)
+
+
+def test_only_a_network_that_ignores_its_weights_is_refused():
+    """Neither a dead first candidate nor outputs that sum to one are a reason."""
+    torch.manual_seed(0)
+    softmax = torch.nn.Sequential(pal.networks.MLP(4, (5,), outputs=3), torch.nn.Softmax(dim=1))
+    assert pal.KKT(softmax, signed=True).loss(X, torch.ones(3, 3)).isfinite()
+    dead_at_zero = pal.networks.MLP(4, (5,), bias="none")
+    assert pal.KKT(dead_at_zero).loss(torch.cat([0 * X[:1], X[1:]]), Λ, Y).isfinite()
+
+
+def test_unchanged_weights_have_nothing_to_say():
+    with pytest.raises(InvalidInputError, match="clone the state dict"):
+        pal.NTK(MODEL, MODEL.state_dict())
+
+
+def test_half_precision_is_refused_by_name():
+    with pytest.raises(InvalidInputError, match=r"\.float\(\)"):
+        pal.KKT(pal.networks.MLP(4, (5,)).half())
+
+
+def test_a_bias_that_alone_was_trained_gives_no_gradient_in_the_images_and_no_crash():
+    model = pal.networks.MLP(4, (5,), bias="all")
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name == "layers.1.bias")
+    torch.nn.init.ones_(model.layers[1].bias)
+    objective = pal.KKT(model, sharpness=10.0)
+    assert not objective.gradients(X, Λ, Y)[0].any()
+    assert not objective.curvature(X, Λ, Y)(X).any()
+    assert not objective.hessian(X, Λ, Y)(X).any()
+
+
+def test_attention_can_be_differentiated_as_often_as_needed():
+    torch.manual_seed(0)
+    layer = torch.nn.TransformerEncoderLayer(4, 2, dim_feedforward=8, batch_first=True, activation="gelu")
+    model = torch.nn.Sequential(torch.nn.Unflatten(1, (3, 4)), layer, torch.nn.Flatten(), torch.nn.Linear(12, 1))
+    x = torch.randn(2, 12)
+    objective = pal.KKT(model, sharpness=10.0)
+    assert objective.curvature(x, torch.ones(2), torch.tensor([1, -1]))(x).isfinite().all()
+
+
+def test_priors_may_be_given_one_several_or_summed():
+    from palimpsest.priors import Box
+
+    several = small(priors=(Box(), TotalVariation()))
+    assert torch.equal(small(priors=Box() + TotalVariation()).images, several.images)
+    assert not torch.equal(small(priors=Box()).images, several.images)
 
 
 def test_frozen_parameters_take_no_part():

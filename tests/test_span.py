@@ -87,6 +87,28 @@ def test_more_images_than_dimensions_cannot_be_counted():
     assert pal.span(model, initial).samples is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
+def test_dead_units_and_a_frozen_bias_do_not_pass_for_a_count(dtype):
+    """All-positive images leave many units dead, whose rows never move: their zeros are no gap."""
+    torch.manual_seed(0)
+    model = pal.networks.MLP(80, (120, 120)).to(dtype)
+    model.layers[0].bias.requires_grad_(False)
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = torch.rand(9, 80, dtype=dtype) + 0.5, torch.randn(9, dtype=dtype).sign()
+    with torch.no_grad():
+        model.layers[0].weight[:60] = -model.layers[0].weight[:60].abs()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    rule = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-3)
+    for _ in range(200):
+        rule.zero_grad()
+        (model(x)[:, 0] - y).square().mean().backward()
+        rule.step()
+    found = pal.span(model, initial)
+    assert found.samples == 9
+    assert found.gap < 1e15
+    assert torch.allclose(found.subspace.images(found.subspace.coordinates(x.double())), x.double(), atol=1e-3)
+
+
 def test_constant_inputs_do_not_pass_for_a_count():
     """Forty of eighty inputs never vary: the rank stops at 41 although there are 60 images."""
     torch.manual_seed(0)

@@ -34,6 +34,7 @@ class Checkpoint(Callback):
 
     def __init__(self, path: Path, fingerprint: str, *, every_seconds: float = 5.0) -> None:
         self.path, self.fingerprint, self.every_seconds = path, fingerprint, every_seconds
+        path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_at = time.monotonic()
 
     def resume(self, fresh: State) -> State:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -11,21 +12,33 @@ from palimpsest.lanczos import smallest_eigenpairs
 from palimpsest.objectives import Objective
 
 
+class Stationarity(StrEnum):
+    """What is known of a point."""
+
+    CERTIFIED = "an ε-second-order stationary point"
+    STEEP = "not stationary: the gradient is too large"
+    SADDLE = "not second-order stationary: there is a direction of negative curvature"
+    UNDECIDED = "stationary to first order, but the curvature was not resolved; ask for more iterations"
+
+
 @dataclass(frozen=True)
 class Certificate:
     """First- and second-order stationarity of L / ‖T‖² in the candidates.
 
     A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), with ρ the Lipschitz constant of
-    the Hessian. Since λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify it.
+    the Hessian. Since λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify it; only a
+    direction that was found refutes it. Both figures are Ritz values less their error bounds.
     """
 
     epsilon: float
     gradient: float
     """‖∇_x L‖."""
     splitting: float
-    """min_i λ_min(S(x_i)), less the error bound of Lanczos: a lower bound up to unconverged directions."""
+    """min_i λ_min(S(x_i)), from below."""
     hessian: float
-    """λ_min(∇²_x L) over all candidates jointly, as far as Lanczos found it: an upper bound."""
+    """λ_min(∇²_x L) over all candidates jointly, from below."""
+    found: float
+    """vᵀ∇²_x L v in the direction of least curvature that was found: λ_min from above."""
     rho: float
     """A lower bound on ρ, the change of the curvature along its own direction; less than ρ is the safe side."""
 
@@ -40,14 +53,19 @@ class Certificate:
 
     @property
     def second_order(self) -> bool:
-        """Whether the point is an ε-second-order stationary point, by its splitting matrices or its Hessian."""
-        return self.first_order and max(self.splitting, self.hessian) >= self.allowed_curvature
+        """Whether the point is certified to be ε-second-order stationary."""
+        return self.outcome is Stationarity.CERTIFIED
+
+    @property
+    def outcome(self) -> Stationarity:
+        if not self.first_order:
+            return Stationarity.STEEP
+        if max(self.splitting, self.hessian) >= self.allowed_curvature:
+            return Stationarity.CERTIFIED
+        return Stationarity.SADDLE if self.found < self.allowed_curvature else Stationarity.UNDECIDED
 
     def __str__(self) -> str:
-        if self.second_order:
-            return f"an ε-second-order stationary point for ε = {self.epsilon:g}"
-        short = "the gradient is too large" if not self.first_order else "there is a direction of descent"
-        return f"no ε-second-order stationary point for ε = {self.epsilon:g}: {short}"
+        return f"{self.outcome} (ε = {self.epsilon:g})"
 
 
 def certify(
@@ -74,6 +92,7 @@ def certify(
         epsilon=epsilon,
         gradient=float(dx.norm()) / T2,
         splitting=float((S.values - S.residuals).min()) / T2,
-        hessian=float(H.values[0]) / T2,
+        hessian=float(H.values[0] - H.residuals[0]) / T2,
+        found=float(H.values[0]) / T2,
         rho=abs(curvature_along_v(x + h * v) - curvature_along_v(x - h * v)) / (2 * h) / T2,
     )

@@ -2,7 +2,9 @@
 
 Every step of (stochastic) gradient descent, with or without momentum, adds to the first layer's (W_1, b_1) a matrix
 Σ_i (…)·(x_i, 1), whatever the depth, the loss and the number of steps. So from a known start the row space of
-(ΔW_1, Δb_1) *is* span{(x_i, 1)}: its numerical rank is the number of training images, and images can be sought in it.
+(ΔW_1, Δb_1) lies in span{(x_i, 1)}. It is all of it, and its rank the number of training images, unless images are
+linearly dependent or the network never told some of them apart (those that activate the same units throughout move
+the layer as one); the rank then counts what can be told apart, and no method can read more out of this layer.
 
 With weight decay the same holds for W_1 − c·W_1(0), c being the total shrinkage of the initial weights.
 """
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.networks import PolynomialNetwork
 from palimpsest.parametrisation import Subspace
 
 GAP = 3.0  # adjacent singular values of noise differ by a few per cent
@@ -27,7 +30,7 @@ class Span:
     """The space of the training images, or why it cannot be read."""
 
     samples: int | None
-    """Number of training images, or None where the spectrum has no gap."""
+    """Number of training images that the layer tells apart, or None where the spectrum has no gap."""
     subspace: Subspace | None
     """x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`."""
     gap: float
@@ -47,15 +50,17 @@ def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
     leaves. It declines (``samples`` is None) where there is no such gap, as after Adam, whose steps leave the span.
 
     Args:
-        model: the trained network; its first layer must be dense.
+        model: the trained network; its first layer must be dense and see the whole image.
         initial: its weights before training, a state dict.
 
     Images that were centred by their own mean are linearly dependent: without a bias in the first layer they count
-    one less.
+    one less. Weight decay is taken to act on weights and biases alike.
     """
     final, start, has_bias, rounding = _first_layer(model, initial)
+    if has_bias and torch.equal(final[:, -1], start[:, -1]):  # a frozen bias says nothing
+        final, start, has_bias = final[:, :-1], start[:, :-1], False
     reading = _read(final, start, 1.0, has_bias, rounding)
-    if reading.samples is None:  # no gap as it stands; perhaps the initial weights have decayed
+    if reading.samples is None and start.any():  # no gap as it stands; perhaps the initial weights have decayed
         decayed = _read(final, start, _shrinkage(final, start), has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
@@ -64,8 +69,9 @@ def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
 def _first_layer(model: nn.Module, initial: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, bool, float]:
     """(W_1, b_1) after and before training as float64 matrices, and the size of one rounding error of theirs."""
     name, layer = next(((n, m) for n, m in model.named_modules() if m._parameters), ("", model))
-    own = [n for n, θ in layer._parameters.items() if (θ is not None and θ.ndim == 2) or n in ("bias", "b")]
-    if not own or layer._parameters[own[0]] is None or layer._parameters[own[0]].ndim != 2:  # type: ignore[union-attr]
+    dense = {nn.Linear: ("weight", "bias"), PolynomialNetwork: ("W", "b")}
+    own = next((names for kind, names in dense.items() if isinstance(layer, kind)), None)
+    if own is None:
         raise InvalidInputError(f"the first layer, {name or 'the network'!r}, is not dense; its change spans no images")
     names = [f"{name}.{n}" if name else n for n in own if layer._parameters[n] is not None]
     matrices = []
@@ -87,9 +93,10 @@ def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: floa
     change = final - c * start
     varying = change[:, _varying(change, has_bias, rounding)]
     σ = torch.linalg.svdvals(varying)
-    # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).
-    ceiling = DRIFT * rounding * (varying.shape[0] ** 0.5 + varying.shape[1] ** 0.5)
-    ratios = (σ[:-1] / σ[1:].clamp_min(1e-300)).masked_fill(σ[1:] > ceiling, 0.0)
+    # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d); below that, as in
+    # units and inputs that never moved, there is nothing to compare.
+    noise = rounding * (varying.shape[0] ** 0.5 + varying.shape[1] ** 0.5)
+    ratios = (σ[:-1] / σ[1:].clamp_min(noise)).masked_fill(σ[1:] > DRIFT * noise, 0.0)
     n = int(ratios.argmax()) + 1 if len(ratios) else 0
     gap = float(ratios[n - 1]) if n else 0.0
     if gap < GAP:
@@ -120,7 +127,7 @@ def _shrinkage(final: Tensor, start: Tensor) -> float:
     tightest = int(spread.argmin()) if len(spread) else 0
     c = float(eigenvalues[tightest : tightest + window].median())
     for _ in range(3):  # polish: in the directions that moved least, W is c·W(0) and nothing else
-        still = torch.linalg.svd(final - c * start)[2][-window:].T
+        still = torch.linalg.svd(final - c * start, full_matrices=False)[2][-window:].T
         c = float(((final @ still) * (start @ still)).sum() / (start @ still).square().sum())
     return c
 

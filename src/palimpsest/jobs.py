@@ -21,6 +21,7 @@ from palimpsest.datasets import DataSet
 from palimpsest.errors import InvalidInputError, RunFolderError
 from palimpsest.objectives import Objective
 from palimpsest.report import Content, Snapshot, Variant, render
+from palimpsest.report.pictures import strip
 from palimpsest.runs import RunFolder, Snapshots
 from palimpsest.scoring import Score
 from palimpsest.training import Fit
@@ -204,7 +205,8 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
         seconds={"training": config["trained"]["seconds"]} | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
     )
     folder.write_scores({name: _score_fields(score) for name, score in scores.items()})
-    return scores, folder.write_report(render(content))
+    folder.write("pictures.png", strip(content))
+    return scores, folder.write("report.html", render(content).encode())
 
 
 def _shown(

@@ -46,7 +46,7 @@ def smallest_eigenpairs(
     V = like.new_zeros(k, m, dimension)
     α, β = like.new_zeros(k, m), like.new_zeros(k, m)
     v, scale = _unit(fresh()), like.new_zeros(k)
-    tiny = torch.finfo(like.dtype).eps * dimension
+    tiny = 10 * torch.finfo(like.dtype).eps
     for j in range(m):
         V[:, j] = v
         w = operator(v.view_as(like)).reshape(k, dimension)
@@ -62,8 +62,9 @@ def smallest_eigenpairs(
     above = torch.diag_embed(β[:, :-1], offset=1)
     values, rotations = torch.linalg.eigh(torch.diag_embed(α) + above + above.mT)
     vectors = torch.einsum("kj,kjd->kd", rotations[:, :, 0], V)
-    residuals = (β[:, -1] * rotations[:, -1, 0]).abs() if m < dimension else torch.zeros_like(values[:, 0])
-    return Eigenpairs(values[:, 0], _unit(vectors).view_as(like), residuals)
+    vectors = _unit(vectors)
+    errors = operator(vectors.view_as(like)).reshape(k, dimension) - values[:, :1] * vectors
+    return Eigenpairs(values[:, 0], vectors.view_as(like), errors.norm(dim=1))
 
 
 def _unit(v: Tensor) -> Tensor:

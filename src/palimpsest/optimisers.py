@@ -40,7 +40,7 @@ class Adam(Optimiser):
     learning_rate: float = 0.02
     β1: float = 0.9
     β2: float = 0.999
-    ε: float = 1e-8
+    ε: float = 1e-12
 
     def __post_init__(self) -> None:
         _require_positive(self.learning_rate)

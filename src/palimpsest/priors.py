@@ -15,7 +15,10 @@ from torch import Tensor
 
 
 class Prior(ABC):
-    """A penalty relative to ‖T‖² on images (k, C, H, W), which are what the network sees, and multipliers (k, …)."""
+    """A penalty relative to ‖T‖² on images (k, C, H, W), as the network sees them, and multipliers (k, …).
+
+    A solver gives the multipliers in their natural unit (see :class:`~palimpsest.solver.Solver`).
+    """
 
     @abstractmethod
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
@@ -23,7 +26,17 @@ class Prior(ABC):
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
         """(∂/∂images, ∂/∂multipliers)."""
-        return Sum((self,)).value_and_gradients(images, multipliers)[1:]
+        return self.value_and_gradients(images, multipliers)[1:]
+
+    def value_and_gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(value, ∂/∂images, ∂/∂multipliers)."""
+        x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
+        with torch.enable_grad():
+            value = self.value(x, λ)
+        if not value.requires_grad:
+            return value, torch.zeros_like(x), torch.zeros_like(λ)
+        dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
+        return value.detach(), dx, dλ
 
     def __add__(self, other: Prior) -> Sum:
         return Sum((self, other))
@@ -37,15 +50,6 @@ class Sum(Prior):
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         return sum((prior.value(images, multipliers) for prior in self.priors), images.new_zeros(()))
-
-    def value_and_gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
-        with torch.enable_grad():
-            value = self.value(x, λ)
-        if not value.requires_grad:
-            return value, torch.zeros_like(x), torch.zeros_like(λ)
-        dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
-        return value.detach(), dx, dλ
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -55,7 +55,7 @@ class Reconstruction:
 def reconstruct(
     objective: Objective,
     *,
-    image_shape: Sequence[int],
+    image_shape: Sequence[int] | int,
     candidates: int,
     steps: int = 4000,
     within: Subspace | None = None,
@@ -73,9 +73,10 @@ def reconstruct(
         within: a subspace to search in, for example ``pal.span(model, initial).subspace``; everywhere by default.
         callbacks: objects that are told of the run's progress.
         checkpoint: a file to which the state is saved as the run goes on. If it exists the run continues from it,
-            to the same result as if it had never stopped.
+            to the same result as if it had never stopped (to the bit on a CPU with as many threads).
         progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
     """
+    image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
     where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
     )  # fmt: skip
@@ -105,20 +106,14 @@ def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
                 for callback in callbacks:
                     callback.on_record(state, new.history[-1])
             state = new
-    except KeyboardInterrupt:
-        _tell_stop(callbacks, state if bool(state.x.isfinite().all()) else good)
-        raise
-    except DivergenceError:
-        _tell_stop(callbacks, good)
+    except BaseException as stop:
+        unharmed = not isinstance(stop, DivergenceError) and bool(state.x.isfinite().all())
+        for callback in callbacks:
+            callback.on_stop(state if unharmed else good)
         raise
     for callback in callbacks:
         callback.on_end(state)
     return state
-
-
-def _tell_stop(callbacks: Sequence[Callback], state: State) -> None:
-    for callback in callbacks:
-        callback.on_stop(state)
 
 
 def _result(solver: Solver, state: State) -> Reconstruction:

@@ -8,6 +8,7 @@ reconstruction.safetensors   finished reconstructions, each under its variant's 
 snapshots/                   candidates on their way, for the trajectories of the report
 history.jsonl                the reconstructions' records, one a line
 scores.json, report.html     the verdict
+pictures.png                 the best reconstructions above the images they resemble
 """
 
 from __future__ import annotations
@@ -81,9 +82,9 @@ class RunFolder:
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         self._write_json("scores.json", scores)
 
-    def write_report(self, html: str) -> Path:
-        path = self.path / "report.html"
-        write_atomically(path, html.encode())
+    def write(self, name: str, content: bytes) -> Path:
+        path = self.path / name
+        write_atomically(path, content)
         return path
 
     # --- weights ------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 from palimpsest import splitting
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.objectives import Objective
-from palimpsest.optimisers import Adam, Optimiser
+from palimpsest.optimisers import Adam, Moments, Optimiser
 from palimpsest.parametrisation import Parametrisation
 from palimpsest.priors import Box, Prior, Sum, TotalVariation
 from palimpsest.splitting import Splitting
@@ -32,13 +33,14 @@ class Settings:
         candidates: how many candidates k to start with; about twice the number of training images is safe.
         steps: gradient steps in all phases together.
         splitting: when and how candidates split, or None for a single phase of descent.
-        priors: what is known of the images; a tuple of :class:`~palimpsest.priors.Prior`.
+        priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
         optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`. The rate falls to zero
             along a cosine within each phase, and starts afresh after a split.
         sharpness: β of the smoothed ReLUs at the start and the end of each phase, annealed geometrically, or None to
             keep the objective's own.
-        gradient_tolerance: a phase ends once ‖∇_x L‖ / ‖T‖² is at most this.
-        plateau: a phase ends once the loss has fallen by less than this share over the last ten records.
+        gradient_tolerance: a phase ends once ‖∇_x L‖ / ‖T‖² is at most this. Where there are priors this gradient
+            need not vanish, for they pull against it.
+        plateau: a phase ends once L with its priors has fallen by less than this share over the last ten records.
         record_every: steps between two entries of the history; about 200 in a run by default.
         seed: of the initial candidates and of random directions.
     """
@@ -46,7 +48,7 @@ class Settings:
     candidates: int
     steps: int = 4000
     splitting: Splitting | None = None
-    priors: tuple[Prior, ...] = (Box(), TotalVariation())
+    priors: Prior | tuple[Prior, ...] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     sharpness: tuple[float, float] | None = (10.0, 200.0)
     gradient_tolerance: float = 0.0
@@ -80,7 +82,7 @@ class Solver:
     def __init__(self, objective: Objective, where: Parametrisation, settings: Settings) -> None:
         self.where, self.settings = where, settings
         self.objective = objective.within(where.images)  # a copy: its sharpness is the solver's to set
-        self.prior = Sum(settings.priors)
+        self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self._T2 = objective.target_norm_squared
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
@@ -98,7 +100,7 @@ class Solver:
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
         objective.check(x, noise, labels)
-        unit = self._multiplier_unit(x, noise, labels)
+        unit = self._multiplier_unit(x, noise, labels, generator)
         multipliers = START * unit * (noise - 0.5 if objective.signed else noise)
         return State(
             x=x,
@@ -115,14 +117,16 @@ class Solver:
             multiplier_unit=unit,
         )
 
-    def _multiplier_unit(self, x: Tensor, noise: Tensor, labels: Tensor | None) -> float:
-        """The multiplier at which candidates, added up with random signs, are as long as the target.
+    def _multiplier_unit(self, x: Tensor, like: Tensor, labels: Tensor | None, generator: torch.Generator) -> float:
+        """√(‖T‖² / Σ‖f_i‖²): the multiplier at which candidates, added up with random signs, are as long as T.
 
-        E‖Σ ±f_i‖² = Σ‖f_i‖², so one backward pass measures it. Multipliers are started and moved in this unit, which
-        makes a run blind to the scale of the network, of its weights and of the loss.
+        E‖Σ ±f_i‖² = Σ‖f_i‖², so a backward pass measures it; four are averaged. Multipliers are started and moved in
+        this unit, and gradients taken in it and relative to ‖T‖², which makes a run blind to the scale of the network,
+        of its weights and of the loss.
         """
-        signs = torch.where(noise < noise.median(), -1.0, 1.0).to(noise)
-        return float((self._T2 / self.objective.represented_norm_squared(x, signs, labels)).sqrt())
+        signs = [2.0 * torch.randint(2, like.shape, generator=generator).to(like) - 1.0 for _ in range(4)]
+        squares = [self.objective.represented_norm_squared(x, s, labels) for s in signs]
+        return float((self._T2 / torch.stack(squares).mean()).sqrt())
 
     def step(self, state: State) -> State:
         """One gradient step (Phase I) or, where a phase is over, one round of splitting (Phase II)."""
@@ -138,11 +142,9 @@ class Solver:
 
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
-        digest = hashlib.sha256(f"{type(self.objective).__name__} {self.settings} {self.where}".encode())
-        for tensors in (self.objective.target, *self.objective.tangents):
-            for name, t in tensors.items():
-                digest.update(f"{name} {t.dtype} {tuple(t.shape)} {self.objective.weights[name]}".encode())
-                digest.update(t.cpu().contiguous().numpy().tobytes())
+        digest = hashlib.sha256()
+        for part in (self.settings, self.where, *self.objective.identity()):
+            _feed(digest, part)
         return digest.hexdigest()
 
     # --- Phase I ---------------------------------------------------------------------------------
@@ -150,22 +152,21 @@ class Solver:
     def _descend(self, state: State) -> State:
         objective, optimiser = self._at(self._elapsed(state)), self.settings.optimiser
         L, dx, dλ = objective.loss_and_gradients(state.x, state.multipliers, state.labels)
-        penalty, px, pλ = self._penalty_and_gradients(state.x, state.multipliers)
+        penalty, px, pλ = self._penalty_and_gradients(state)
         first_bad = torch.where((state.first_bad < 0) & ~(L + penalty).isfinite(), state.step, state.first_bad)
         history = state.history
         if state.step % self.record_every == 0:
             history = (*history, self._record(state, L, penalty, dx, first_bad))
+
+        def moved(of: str, value: Tensor, gradient: Tensor, unit: float) -> tuple[Tensor, Moments]:
+            """One step in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value."""
+            return optimiser.update(
+                value, gradient * (unit / self._T2), state.moments[of], step=state.step + 1, factor=rate * unit
+            )
+
         rate = self._rate(state)
-        x, x_moments = optimiser.update(
-            state.x, dx + px, state.moments["x"], step=state.step + 1, factor=rate * self.where.unit
-        )
-        λ, λ_moments = optimiser.update(
-            state.multipliers,
-            dλ + pλ,
-            state.moments["multipliers"],
-            step=state.step + 1,
-            factor=rate * state.multiplier_unit / PIXEL,
-        )
+        x, x_moments = moved("x", state.x, dx + px, self.where.unit)
+        λ, λ_moments = moved("multipliers", state.multipliers, dλ + pλ, state.multiplier_unit / PIXEL)
         return replace(
             state,
             x=x,
@@ -194,16 +195,16 @@ class Solver:
         """Why the present Phase I is over, or None. Decided on what was recorded, so that a resumed run agrees."""
         if state.step >= state.phase_start + self._phase_length(state):
             return Outcome.FINISHED
-        records = [entry for entry in state.history if "loss" in entry and entry["step"] >= state.phase_start]
-        if not records or records[-1]["step"] != state.step - 1:
+        last = state.history[-1] if state.history else {}
+        if last.get("step") != state.step - 1 or "loss" not in last:
             return None
-        if records[-1]["gradient"] <= self.settings.gradient_tolerance:
+        if last["gradient"] <= self.settings.gradient_tolerance:
             return Outcome.CONVERGED
-        if (
-            len(records) > PATIENCE
-            and records[-1]["loss"] > (1 - self.settings.plateau) * records[-1 - PATIENCE]["loss"]
-        ):
-            return Outcome.PLATEAU if self.settings.plateau > 0 else None
+        earlier = state.history[-1 - PATIENCE :][0]
+        of_this_phase = len(state.history) > PATIENCE and "loss" in earlier and earlier["step"] >= state.phase_start
+        if self.settings.plateau > 0 and of_this_phase:
+            fallen = 1 - last["objective"] / earlier["objective"]
+            return Outcome.PLATEAU if fallen < self.settings.plateau else None
         return None
 
     # --- Phase II --------------------------------------------------------------------------------
@@ -218,9 +219,8 @@ class Solver:
         objective = self._at(0.0)  # as smooth as the phase to come: curvature is then felt from afar
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-            return objective.loss(x, multipliers, labels) + self._T2 * self.prior.value(
-                self.where.images(x), multipliers
-            )
+            penalty = self.prior.value(self.where.images(x), multipliers / state.multiplier_unit)
+            return objective.loss(x, multipliers, labels) + self._T2 * penalty
 
         split = splitting.split(
             objective, state.x, state.multipliers, state.labels, policy, full=full, generator=generator
@@ -241,7 +241,9 @@ class Solver:
             phase_start=state.step,
             history=(*state.history, event),
             # A phase that ended of itself, in a point that no split improves, is the end of the run.
-            outcome=ended if stable and ended is not Outcome.FINISHED and policy.direction == "curvature" else None,
+            outcome=Outcome.STABLE
+            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature"
+            else None,
         )
 
     def _with_offspring(self, state: State, split: splitting.Split) -> State:
@@ -288,10 +290,26 @@ class Solver:
             self.objective.sharpness = β_0 * (β_1 / β_0) ** t
         return self.objective
 
-    def _penalty_and_gradients(self, x: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _penalty_and_gradients(self, state: State) -> tuple[Tensor, Tensor, Tensor]:
         """‖T‖² · prior, with its gradients in the candidates' coordinates and in the multipliers."""
-        value, d_images, dλ = self.prior.value_and_gradients(self.where.images(x), multipliers)
-        return self._T2 * value, self._T2 * self.where.pulled_back(d_images), self._T2 * dλ
+        unit = state.multiplier_unit
+        value, d_images, dλ = self.prior.value_and_gradients(self.where.images(state.x), state.multipliers / unit)
+        return self._T2 * value, self._T2 * self.where.pulled_back(d_images), self._T2 * dλ / unit
+
+
+def _feed(digest: Any, part: Any) -> None:
+    """Every bit of a value: `repr` would leave out the middle of a tensor."""
+    if isinstance(part, Tensor):
+        digest.update(f"{part.dtype} {tuple(part.shape)}".encode() + part.cpu().contiguous().numpy().tobytes())
+    elif is_dataclass(part):
+        _feed(digest, [type(part).__name__, *(getattr(part, f.name) for f in fields(part))])
+    elif isinstance(part, Mapping):
+        _feed(digest, [x for item in part.items() for x in item])
+    elif isinstance(part, Sequence) and not isinstance(part, str):
+        for x in part:
+            _feed(digest, x)
+    else:
+        digest.update(repr(part).encode())
 
 
 def _require_finite(first_bad: Tensor) -> None:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.lanczos import Eigenpairs, smallest_eigenpairs
+from palimpsest.lanczos import smallest_eigenpairs
 from palimpsest.objectives import Objective
 
 HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
@@ -41,13 +41,7 @@ def min_eigenpairs(
     iterations: int = 20,
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
-    return _eigenpairs(objective, x, multipliers, labels, iterations)[:2]
-
-
-def _eigenpairs(
-    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, iterations: int
-) -> Eigenpairs:
-    return smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)
+    return smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)[:2]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +71,8 @@ class Splitting:
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.share <= 1 or self.eta_max <= 0 or self.iterations < 1:
             raise InvalidInputError("splitting needs rounds ≥ 1, 0 < share ≤ 1, eta_max > 0 and iterations ≥ 1")
+        if self.relative < 0 or (self.threshold is not None and self.threshold > 0):
+            raise InvalidInputError("splitting needs relative ≥ 0 and threshold ≤ 0: only negative curvature descends")
         if self.direction not in ("curvature", "random", "duplicate", "none"):
             raise InvalidInputError(f"direction is {self.direction!r}; choose curvature, random, duplicate or none")
 

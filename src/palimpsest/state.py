@@ -22,8 +22,9 @@ class Outcome(StrEnum):
     """Why a run ended."""
 
     FINISHED = "all steps were done"
-    CONVERGED = "the gradient fell below the tolerance and no candidate wants to split"
-    PLATEAU = "the loss stopped falling and no candidate wants to split"
+    CONVERGED = "the gradient fell below the tolerance"
+    PLATEAU = "the objective stopped falling"
+    STABLE = "descent ended at a point where no candidate wants to split"
 
 
 @dataclass(frozen=True)

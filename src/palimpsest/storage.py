@@ -16,6 +16,9 @@ from torch import Tensor
 from palimpsest.errors import CheckpointError
 
 
+os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
+
+
 def write_atomically(path: Path | str, data: bytes) -> None:
     """Write a file so that a reader, or a crash at any moment, sees the old one or the new one, never a part."""
     path = Path(path)
@@ -25,6 +28,7 @@ def write_atomically(path: Path | str, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o666 & ~_UMASK)  # temporary files are private; results are as open as any other file
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)

@@ -22,15 +22,22 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest import smoothing
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
+from palimpsest.objectives import weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
+
+IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
+# The fused kernels of attention cannot be differentiated twice; the plain one can.
+_DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
 
 Parameters = dict[str, Tensor]
 Operator = Callable[[Tensor], Tensor]
@@ -52,7 +59,8 @@ class Objective(ABC):
         target: T, keyed like ``model.named_parameters()``; it names the parameters that take part.
         tangents: the point θ at which f is taken, or a sequence of points with multipliers for each.
         sharpness: β of the softplus that stands in for every ReLU, or None for the plain network.
-        weights: w_p by parameter name; see :mod:`palimpsest.objectives.weighting`.
+        weights: w_p by parameter name (1 where silent), or ``"auto"``; see :mod:`palimpsest.objectives.weighting`.
+        initial: the initial weights, if known; automatic weights make use of them.
     """
 
     signed: bool = True
@@ -68,29 +76,28 @@ class Objective(ABC):
         target: Mapping[str, Tensor],
         tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
         sharpness: float | None = None,
-        weights: Mapping[str, float] | None = None,
+        weights: weighting.Weights = None,
+        initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         points = [tangents] if isinstance(tangents, Mapping) else list(tangents)
         self._several_tangents = not isinstance(tangents, Mapping)
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
-        self.weights = dict.fromkeys(target, 1.0) | dict(weights or {})
+        self.initial = initial
         self.sharpness = sharpness
         self._embed: Callable[[Tensor], Tensor] | None = None
-        self._checked: tuple[tuple[torch.Size, torch.Size], Tensor | None] | None = None
-        if not self.target:
-            raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
-        for name, values in [
-            *self.target.items(),
-            *(item for point in self.tangents for item in point.items()),
-        ]:
-            if not bool(values.isfinite().all()):
-                raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
+        self._checked: tuple[tuple, Tensor | None] | None = None
+        self._refuse_unusable_weights(model)
+        self.weights = weighting.resolve(weights, self.target, self.unexplained)
         self._network = copy.deepcopy(model).eval().requires_grad_(False)
 
     @abstractmethod
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         """φ of each candidate from the network's outputs (k, C): shape (k,), or (k, C) for one per output."""
+
+    def unexplained(self) -> dict[str, float]:
+        """v_p, for automatic weights: the mean square of what no training image explains of T_p."""
+        return weighting.remnants(self.target, self.initial)
 
     # --- the loss and its derivatives ------------------------------------------------------------
 
@@ -140,6 +147,8 @@ class Objective(ABC):
         """The operator v ↦ ∇²_x L · v over all candidates jointly: S plus the coupling 2 J_iᵀJ_j between them."""
         x = _leaf(x)
         loss = self.loss(x, multipliers.detach(), labels)
+        if not loss.requires_grad:  # nothing that was trained depends on the candidates
+            return torch.zeros_like
         (dx,) = torch.autograd.grad(loss, x, create_graph=True, materialize_grads=True)
         return _directional(dx, x)
 
@@ -192,15 +201,19 @@ class Objective(ABC):
 
     def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         """Raise a named error unless candidates, multipliers, labels and network fit together."""
-        shapes = (x.shape, multipliers.shape)
+        shapes = (x.shape, multipliers.shape, x.dtype, x.device)
         if self._checked is not None and self._checked[0] == shapes and self._checked[1] is labels:
             return
+        if not (x.is_floating_point() and multipliers.is_floating_point()):
+            raise InvalidInputError("candidates and multipliers must be floating-point numbers")
         if x.ndim < 2 or len(x) == 0:
             raise InvalidInputError(f"candidates have shape {tuple(x.shape)}; give at least one, as (k, *image_shape)")
-        if x.dtype != self.dtype or x.device != self.device:
+        for given in (x, multipliers, *(() if labels is None else (labels.to(x.dtype),))):
+            if given.dtype == self.dtype and given.device == self.device:
+                continue
             raise InvalidInputError(
-                f"candidates are {x.dtype} on {x.device} but the objective is {self.dtype} on {self.device}; "
-                "move one of them with .to(...)"
+                f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
+                f"{self.dtype} on {self.device}; move one of them with .to(...)"
             )
         plain = x.detach()
         self.check_network(plain)
@@ -208,25 +221,47 @@ class Objective(ABC):
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
             raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
-        probe = self._represent(plain[:1], torch.ones_like(multipliers[:1]), None if labels is None else labels[:1])
-        if not any(bool(v.any()) for v in probe.values()):
-            raise NoGradientError("no parameter receives a gradient from the outputs; the network ignores its weights")
+        uneven = torch.linspace(0.5, 1.5, multipliers.numel()).reshape(multipliers.shape).to(multipliers)
+        if not any(bool(v.any()) for v in self._represent(plain, uneven, labels).values()):
+            raise NoGradientError(IGNORED)
         self._checked = (shapes, labels)
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
         images = x if self._embed is None else self._embed(x)
         try:
-            smoothing.check(self._network, images, self.sharpness)
+            with _DIFFERENTIABLE_ATTENTION():
+                smoothing.check(self._network, images, self.sharpness)
         except (RuntimeError, ValueError, TypeError) as error:
             shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
             raise InvalidInputError(f"the network does not take images of shape {shape}: {reason}") from error
+
+    def identity(self) -> list[object]:
+        """Everything that tells this problem from another, for whoever saves a state of it."""
+        kind = [type(self), self.signed, type(self.label_kind), self.sharpness, self._several_tangents]
+        return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
+
+    def _refuse_unusable_weights(self, model: nn.Module) -> None:
+        if not self.target:
+            raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
+        for name, values in [item for point in (self.target, *self.tangents) for item in point.items()]:
+            if values.dtype not in (torch.float32, torch.float64):
+                raise InvalidInputError(f"the weights of {name!r} are {values.dtype}; convert the model with .float()")
+            if not bool(values.isfinite().all()):
+                raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
+        if not any(bool(t.any()) for t in self.target.values()):
+            raise InvalidInputError(
+                "the target is zero: initial and final weights are the same; clone the state dict before training"
+            )
+        if isinstance(model, torch.jit.ScriptModule):
+            raise UnsupportedNetworkError("", "is compiled TorchScript, which hides its layers; pass the Python module")
 
     # --- the pieces ------------------------------------------------------------------------------
 
     def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
         images = x if self._embed is None else self._embed(x)
-        with nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness):
+        smoothed = nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness)
+        with _DIFFERENTIABLE_ATTENTION(), smoothed:
             outputs = functional_call(self._network, θ, (images,))
         return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
 
@@ -243,6 +278,8 @@ class Objective(ABC):
         weights = multipliers.unbind(1) if self._several_tangents else (multipliers,)
         with torch.enable_grad():
             total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, weights, strict=True)])
+            if not total.requires_grad:
+                raise NoGradientError(IGNORED)
             grads = torch.autograd.grad(
                 total,
                 [θ[name] for θ in points for name in names],
@@ -274,6 +311,8 @@ def _adjoint(
 ) -> tuple[Tensor, ...]:
     """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
     parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]
+    if not parts:
+        return tuple(map(torch.zeros_like, inputs))
     outputs, cotangents = zip(*parts, strict=True)
     return torch.autograd.grad(outputs, inputs, cotangents, create_graph=differentiable, materialize_grads=True)
 

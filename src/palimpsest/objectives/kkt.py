@@ -44,8 +44,10 @@ class KKT(Objective):
         θ = parameters_of(model)
         self.signed = signed
         self.label_kind = Unlabelled() if signed else Binary()
-        weights = weighting.resolve(weights, θ, lambda: weighting.remnants(θ, initial))
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights)
+        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
-        return outputs if labels is None or self.signed else labels * outputs[:, 0]
+        if self.signed:
+            return outputs
+        assert labels is not None
+        return labels * outputs[:, 0]

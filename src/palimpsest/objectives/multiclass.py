@@ -33,11 +33,10 @@ class MulticlassKKT(Objective):
         weights: weighting.Weights = None,
     ) -> None:
         θ = parameters_of(model)
-        weights = weighting.resolve(weights, θ, lambda: weighting.remnants(θ, initial))
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights)
+        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None
-        own = torch.nn.functional.one_hot(labels, outputs.shape[1]).bool()
+        own = torch.nn.functional.one_hot(labels.long(), outputs.shape[1]).bool()
         others = outputs.masked_fill(own, -torch.inf)
         return outputs.masked_fill(~own, 0).sum(1) - others.amax(1)

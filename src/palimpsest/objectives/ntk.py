@@ -40,15 +40,18 @@ class NTK(Objective):
     ) -> None:
         θ, θ_0 = parameters_of(model), _matching(initial, parameters_of(model))
         Δ = {name: θ[name] - θ_0[name] for name in θ}
-        if isinstance(at, Sequence) and not at:
+        if not isinstance(at, int | float) and len(at) == 0:
             raise InvalidInputError("at is empty; give at least one point t between 0 (initial) and 1 (final)")
 
         def point(t: float) -> dict[str, Tensor]:
             return {name: θ_0[name] + t * Δ[name] for name in θ}
 
-        weights = weighting.resolve(weights, Δ, lambda: weighting.linearisation_error(Δ, θ_0))
-        tangents = [point(t) for t in at] if isinstance(at, Sequence) else point(at)
-        super().__init__(model, target=Δ, tangents=tangents, sharpness=sharpness, weights=weights)
+        tangents = point(at) if isinstance(at, int | float) else [point(float(t)) for t in at]
+        super().__init__(model, target=Δ, tangents=tangents, sharpness=sharpness, weights=weights, initial=θ_0)
+
+    def unexplained(self) -> dict[str, float]:
+        assert self.initial is not None
+        return weighting.linearisation_error(self.target, self.initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         return outputs

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 
-MOST = 1e-6  # no equation counts more than a million times another
+LEAST = 1e-6  # of the largest v_p: no equation counts more than a million times another
 Weights = Mapping[str, float] | Literal["auto"] | None
 
 
@@ -31,7 +31,7 @@ def resolve(
     """Weights by name, all of them: as given (1 where silent), or 1 / v_p from what the method leaves unexplained."""
     if weights == "auto":
         v = unexplained()
-        floor = MOST * max(v.values()) or 1.0  # a bias that starts at zero is not therefore beyond all doubt
+        floor = LEAST * max(v.values()) or 1.0  # a bias that starts at zero is not therefore beyond all doubt
         raw = {name: 1.0 / max(v[name], floor) for name in target}
         energy = {name: float(t.double().square().sum()) for name, t in target.items()}
         scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in target) or 1.0)
@@ -80,19 +80,25 @@ def bulk_variance(parameters: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def linearisation_error(change: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> dict[str, float]:
-    """v_p = mean(Δ_p²) · Σ_{q≠p} ‖Δ_q‖² / ‖θ_{0,q}‖²: f_p is linear in every other layer, so it errs as they move."""
-    moved = {
-        name: float(Δ.double().square().sum() / initial[name].double().square().sum().clamp_min(1e-300))
-        for name, Δ in change.items()
-        if initial[name].any()
-    }
+    """v_p = mean(Δ_p²) · Σ_q ‖Δ_q‖² / ‖θ_{0,q}‖² over the other layers q, in which f_p is linear."""
+
+    def layer(name: str) -> str:
+        return name.rpartition(".")[0] or name
+
+    moved: dict[str, float] = {}
+    for name, Δ in change.items():
+        if initial[name].any():  # a bias that starts at zero has no size to compare its movement with
+            share = Δ.double().square().sum() / initial[name].double().square().sum()
+            moved[layer(name)] = moved.get(layer(name), 0.0) + float(share)
+    others = {name: sum(share for q, share in moved.items() if q != layer(name)) for name in change}
     own = mean_square(change)
-    return {name: own[name] * (sum(moved.values()) - moved.get(name, 0.0) or 1.0) for name in change}
+    return {name: own[name] * others[name] for name in change} if any(others.values()) else own
 
 
 def _marchenko_pastur_median(ratio: float) -> float:
     """Median of the limiting law of squared singular values / long side, for short side / long side = ratio."""
     low, high = (1 - ratio**0.5) ** 2, (1 + ratio**0.5) ** 2
-    s = np.linspace(low, high, 20_001)[1:-1]
-    mass = np.cumsum(np.sqrt((high - s) * (s - low)) / s)
+    t = (np.arange(20_000) + 0.5) * np.pi / 20_000
+    s = (high + low) / 2 - (high - low) / 2 * np.cos(t)  # turns √((high − s)(s − low)) ds into sin² t dt
+    mass = np.cumsum(np.sin(t) ** 2 / s)
     return float(s[np.searchsorted(mass, mass[-1] / 2)])

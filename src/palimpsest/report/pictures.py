@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from PIL import Image
 from torch import Tensor
 
+from palimpsest.errors import InvalidInputError
 from palimpsest.report.content import Content, Snapshot, Variant
 from palimpsest.scoring import Score, metrics
 from palimpsest.scoring.scores import BETTER
@@ -53,13 +55,33 @@ def data_uri(image: Tensor) -> str:
     >>> data_uri(torch.zeros(1, 2, 2))[:22]
     'data:image/png;base64,'
     """
+    return "data:image/png;base64," + base64.b64encode(_png(image, largest=LARGEST)).decode()
+
+
+def _png(image: Tensor, *, largest: int | None) -> bytes:
     pixels = image.detach().cpu().float().nan_to_num().clamp(0, 1)
     pixels = pixels.movedim(0, -1) if len(pixels) == 3 else pixels.mean(0)
     picture = Image.fromarray(np.uint8(np.round(255 * pixels.numpy())))
-    picture.thumbnail((LARGEST, LARGEST))
+    if largest is not None:
+        picture.thumbnail((largest, largest))
     file = io.BytesIO()
     picture.save(file, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    return file.getvalue()
+
+
+def strip(content: Content, *, columns: int = 20, zoom: int = 2) -> bytes:
+    """The best of the plate as one PNG: each variant's candidates, and the training images below them."""
+    truth, score = content.truth, content.final.score
+    if truth is None or score is None:
+        raise InvalidInputError("without the training images there is nothing to set the candidates beside")
+    best = ranking(score)[:columns]
+    rows = [
+        torch.cat([metrics.minmax(v.images[v.score.match[i]][None].double())[0].float() for i in best], dim=-1)
+        for v in content.variants
+        if v.score is not None
+    ]
+    sheet = torch.cat([*rows, torch.cat([truth[i].float() for i in best], dim=-1)], dim=-2)
+    return _png(sheet.repeat_interleave(zoom, -1).repeat_interleave(zoom, -2), largest=None)
 
 
 def shown(candidate: Tensor) -> str:
