@@ -15,7 +15,6 @@ from torch import Tensor
 
 from palimpsest.errors import CheckpointError
 
-
 os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
 
 
