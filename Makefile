@@ -25,7 +25,7 @@ demo: setup
 	$(BIN)/palimpsest demo
 
 test: setup
-	$(BIN)/pytest tests
+	$(BIN)/pytest tests --numprocesses auto
 
 check: setup
 	$(BIN)/ruff check .
