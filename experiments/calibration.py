@@ -32,7 +32,7 @@ def one_model(seed: int) -> dict:
     result: dict = {"seed": seed}
     for name, splitting in (("without", None), ("with", pal.Splitting(rounds=reading.rounds, share=reading.share))):
         rec = pal.reconstruct(
-            reading.objective(fit.model, fit.initial),
+            reading.objective(fit.model, fit.initial, training.loss),
             image_shape=data.image_shape,
             candidates=reading.candidates,
             steps=reading.steps,

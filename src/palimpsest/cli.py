@@ -49,6 +49,8 @@ class Train:
         with RunFolder(self.out).locked(create=True) as folder, _training_bar(self.training.steps) as record:
             fit = jobs.train(folder, self.training, device=_device(self.device), callback=record)
         print(fit.summary)
+        if not fit.converged and self.training.loss == "squared":
+            print("What was not learnt cannot be read: give more --steps before drawing conclusions.")
         if fit.kkt_residual is not None:
             margin = "" if fit.normalised_margin is None else f", normalised margin {fit.normalised_margin:.3g}"
             print(f"KKT residual {fit.kkt_residual:.3g} (0 at the maximum margin){margin}.")
@@ -77,15 +79,15 @@ class Reconstruct:
 
     def run(self) -> None:
         variants = ("without", "with") if self.splitting == "both" else (self.splitting,)
-        callbacks: list[Callback] = [TensorBoard(self.folder / "tensorboard")] if self.tensorboard else []
         with RunFolder(self.folder).locked() as folder:
+            callbacks: list[Callback] = [TensorBoard(self.folder / "tensorboard")] if self.tensorboard else []
             try:
                 jobs.reconstruct(
                     folder, self.reading, device=_device(self.device), variants=variants, callbacks=callbacks
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(
-                    "interrupted; the state is saved: give the same command again to go on"
+                    f"interrupted; the state is saved: go on with `palimpsest reconstruct {self.folder}`, options as before"
                 ) from None
         print(f"Candidates are in {self.folder}; judge them with: palimpsest report {self.folder}")
 
@@ -112,7 +114,7 @@ class Report:
 
 @dataclass
 class Demo:
-    """The main job in one go, in about two minutes on two cores: faces read out of the weights of a small network.
+    """The main job in one go, a few minutes on two cores: faces read out of the weights of a small network.
 
     Trains a face detector on 40 images that ship with scikit-image, forgets the images, reads them back from the
     weights, and writes a report.
@@ -125,7 +127,9 @@ class Demo:
     device: Device = "auto"
 
     def run(self) -> None:
-        Train(self.out, jobs.Training(seed=self.seed), self.device).run()
+        training = jobs.Training(seed=self.seed)
+        if not jobs.is_trained(RunFolder(self.out), training):  # else the demo goes on where it was interrupted
+            Train(self.out, training, self.device).run()
         Reconstruct(self.out, jobs.Reading(seed=self.seed), device=self.device).run()
         Report(self.out, title="Faces read out of the weights of a face detector").run()
 

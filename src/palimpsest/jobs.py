@@ -6,6 +6,8 @@ seed give the same numbers by any of these ways.
 
 from __future__ import annotations
 
+import hashlib
+import json
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,7 +20,7 @@ from torch import Tensor, nn
 import palimpsest as pal
 from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
-from palimpsest.errors import InvalidInputError, RunFolderError
+from palimpsest.errors import CheckpointError, DataError, InvalidInputError, RunFolderError
 from palimpsest.objectives import Objective
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
@@ -26,6 +28,7 @@ from palimpsest.runs import RunFolder, Snapshots
 from palimpsest.scoring import Score
 from palimpsest.training import Fit
 
+METHODS = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}
 VARIANTS = {"without": "without splitting", "with": "with splitting"}
 
 
@@ -55,7 +58,7 @@ class Training:
             self.data, per_class=self.per_class, seed=self.seed, task=self.task, data_root=self.data_root
         )
 
-    def network(self, data: DataSet) -> nn.Module:
+    def network(self, data: DataSet) -> pal.networks.MLP:
         outputs = 1 if bool((data.train.labels < 0).any()) else len(data.classes)
         torch.manual_seed(self.seed)
         return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
@@ -65,8 +68,8 @@ class Training:
 class Reading:
     """How to read images out of the weights."""
 
-    method: Literal["ntk", "kkt", "multiclass"] = "ntk"
-    """ntk: squared loss, uses the initial weights. kkt: logistic loss, one output. multiclass: cross-entropy."""
+    method: Literal["ntk", "kkt", "multiclass"] | None = None
+    """ntk for squared loss, kkt for logistic, multiclass for cross-entropy; by default the one that fits."""
     at: tuple[float, ...] = (0.15, 0.85)
     """Tangent points of the NTK method on the way from initial (0) to final weights (1)."""
     candidates: int = 80
@@ -82,10 +85,13 @@ class Reading:
     seed: int = 0
     """Of the initial candidates."""
 
-    def objective(self, model: nn.Module, initial: dict[str, Tensor]) -> Objective:
-        if self.method == "ntk":
+    def objective(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> Objective:
+        fitting = METHODS[loss]
+        if self.method not in (None, fitting):
+            raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {fitting}")
+        if fitting == "ntk":
             return pal.NTK(model, initial, at=self.at, weights="auto")
-        method = pal.KKT if self.method == "kkt" else pal.MulticlassKKT
+        method = pal.KKT if fitting == "kkt" else pal.MulticlassKKT
         return method(model, initial=initial, weights="auto")
 
 
@@ -111,10 +117,19 @@ def train(folder: RunFolder, job: Training, *, device: torch.device, callback: C
         "kkt_residual": fit.kkt_residual,
         "seconds": time.monotonic() - began,
     }
+    network = {"image_shape": list(data.image_shape), "hidden": list(job.hidden), "outputs": _outputs(fit.model)}
     folder.forget_reconstructions()
     folder.write_weights(fit.model.state_dict(), fit.initial)
-    folder.write_config({"training": asdict(job), "trained": facts})
+    folder.write_config({"training": asdict(job), "trained": facts, "network": network, "images": _fingerprint(data)})
     return fit
+
+
+def is_trained(folder: RunFolder, job: Training) -> bool:
+    """Whether the folder holds the result of just this training."""
+    try:
+        return _training(folder.config) == job and bool(folder.weights())
+    except (RunFolderError, CheckpointError):
+        return False
 
 
 def reconstruct(
@@ -128,24 +143,23 @@ def reconstruct(
 ) -> None:
     """Read images out of the folder's weights, each variant in turn; what is finished is not done again."""
     config = folder.config
-    data_job = Training(**_tuples(config["training"]))
-    data = data_job.load()
-    model = data_job.network(data)
-    trained, initial = folder.weights()
-    model.load_state_dict(trained)
-    objective = job.objective(model, initial).to(device)
+    model, initial = _network(folder, config)
+    image_shape = model.image_shape
+    objective = job.objective(model, initial, _field(config, "training", "loss")).to(device)
     within = _span(model, initial) if job.span else None
-    show = (lambda x: x) if within is None else within.shaped(data.image_shape).to(device, objective.dtype).images
+    show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
     done = folder.variants()
     for variant in variants:
         if variant in done and done[variant]["settings"] == _jsonable(asdict(job)):
             continue
+        if not folder.checkpoint.exists():
+            folder.forget_snapshots(variant)
         splitting = pal.Splitting(rounds=job.rounds, share=job.share) if variant == "with" else None
         snapshots = Snapshots(folder, variant, every=8 * max(1, job.steps // 200), images=show)
         began = time.monotonic()
         rec = pal.reconstruct(
             objective,
-            image_shape=data.image_shape,
+            image_shape=image_shape,
             candidates=job.candidates,
             steps=job.steps,
             within=within,
@@ -156,6 +170,47 @@ def reconstruct(
             progress=progress,
         )
         folder.add_variant(variant, rec, _jsonable(asdict(job)), time.monotonic() - began)
+
+
+def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
+    """The trained network of a folder and its initial weights; the images are not needed for it."""
+    trained, initial = folder.weights()
+    shape, hidden, outputs = (_field(config, "network", name) for name in ("image_shape", "hidden", "outputs"))
+    model = pal.networks.MLP(shape, hidden=hidden, outputs=outputs)
+    try:
+        model.load_state_dict(trained)
+    except RuntimeError as error:
+        raise RunFolderError(
+            f"the weights in {folder.path} do not fit its config.json; train into a new folder"
+        ) from error
+    return model, initial
+
+
+def _outputs(model: nn.Module) -> int:
+    return list(model.parameters())[-1].shape[0]
+
+
+def _field(config: dict[str, Any], *names: str) -> Any:
+    for name in names:
+        if not isinstance(config, dict) or name not in config:
+            raise RunFolderError(f"config.json lacks {'.'.join(names)!r}; train into a new folder")
+        config = config[name]
+    return config
+
+
+def _fingerprint(data: DataSet) -> str:
+    """Tells whether the images drawn for a report are those that were trained on and held out."""
+    digest = hashlib.sha256()
+    for part in (data.train, data.held_out):
+        digest.update(part.images.numpy().tobytes() + part.labels.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _training(config: dict[str, Any]) -> Training:
+    try:
+        return Training(**_tuples(_field(config, "training")))
+    except TypeError as error:
+        raise RunFolderError("config.json describes another training; train into a new folder") from error
 
 
 def _span(model: nn.Module, initial: dict[str, Tensor]) -> pal.Subspace:
@@ -180,9 +235,15 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
     This is the only job that looks at the true images.
     """
     config = folder.config
-    job = Training(**_tuples(config["training"]))
+    job = _training(config)
     data = job.load()
+    if _fingerprint(data) != _field(config, "images"):
+        raise DataError("the images are no longer those that were trained on; restore the data, or train again")
     variants = folder.variants()
+    if folder.checkpoint.exists():
+        raise RunFolderError(
+            f"a reconstruction in {folder.path} is unfinished; go on with it, or delete checkpoint.safetensors"
+        )
     if not variants:
         raise RunFolderError(
             f"{folder.path} holds no reconstruction; make one with `palimpsest reconstruct {folder.path}`"
@@ -192,6 +253,8 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
         return pal.score(images.cpu(), data.train.images, held_out=data.held_out.images, mean=data.mean)
 
     ordered = {name: variants[name] for name in VARIANTS if name in variants}
+    if len({json.dumps(variant["settings"], sort_keys=True) for variant in ordered.values()}) > 1:
+        raise RunFolderError(f"the variants in {folder.path} were made with different settings; reconstruct both again")
     scores = {name: scored(variant["images"]) for name, variant in ordered.items()}
     content = Content(
         title=title or f"{folder.path.name}: what can be read out of the weights",
@@ -201,8 +264,9 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
         configuration={"training": config["training"]} | {VARIANTS[n]: v["settings"] for n, v in ordered.items()},
         versions=config["versions"],
         seeds={"training": job.seed, "reconstruction": next(iter(ordered.values()))["settings"]["seed"]},
-        training=config["trained"],
-        seconds={"training": config["trained"]["seconds"]} | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
+        training=_field(config, "trained"),
+        seconds={"training": _field(config, "trained", "seconds")}
+        | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
     )
     folder.write_scores({name: _score_fields(score) for name, score in scores.items()})
     folder.write("pictures.png", strip(content))

@@ -49,9 +49,12 @@ class RunFolder:
         A folder that was made for a job which then failed, with nothing to keep, is removed again.
         """
         made = create and not self.path.exists()
+        is_run = (self.path / "config.json").is_file()
+        if create and not is_run and self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+            raise RunFolderError(f"{self.path} holds other files; choose a new folder")
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
-        elif not (self.path / "config.json").is_file():
+        elif not is_run:
             raise RunFolderError(f"{self.path} is not a run folder; make one with `palimpsest train --out {self.path}`")
         with (self.path / ".lock").open("w") as lock:
             try:
@@ -146,10 +149,16 @@ class RunFolder:
         return found
 
     def forget_reconstructions(self) -> None:
-        """Remove what belongs to a former training or other settings."""
-        for path in [*self.path.glob("snapshots/*"), *self.path.glob("*.safetensors"), self.path / "report.html"]:
-            if path.name not in ("model.safetensors", "initial.safetensors"):
-                path.unlink(missing_ok=True)
+        """Remove what belongs to a former training."""
+        made = "checkpoint.safetensors reconstruction.safetensors history.jsonl scores.json pictures.png report.html"
+        for name in made.split():
+            (self.path / name).unlink(missing_ok=True)
+        for variant in ("with", "without"):
+            self.forget_snapshots(variant)
+
+    def forget_snapshots(self, variant: str) -> None:
+        for path in (self.path / "snapshots").glob(f"{variant}-*.safetensors"):
+            path.unlink()
 
     # --- JSON -----------------------------------------------------------------------------------------------
 

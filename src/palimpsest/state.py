@@ -88,7 +88,9 @@ class State:
         if description.get("format") != FORMAT:
             raise CheckpointError(f"{path} was saved by another version of Palimpsest; start afresh")
         if description["fingerprint"] != fingerprint:
-            raise CheckpointError(f"{path} belongs to another problem or other settings; use another file or delete it")
+            raise CheckpointError(
+                f"{path} belongs to another problem or other settings; finish that run, or delete the file"
+            )
         moments: dict[str, Moments] = {}
         fields: dict[str, Any] = {"labels": None}
         for name, t in tensors.items():

@@ -46,7 +46,10 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with safetensors.safe_open(str(path), framework="pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return tensors, json.loads(metadata["palimpsest"])
+        description = json.loads(metadata["palimpsest"])
+        if not isinstance(description, dict):
+            raise ValueError("the description is no dictionary")
+        return tensors, description
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
     except (safetensors.SafetensorError, KeyError, ValueError, OSError) as error:

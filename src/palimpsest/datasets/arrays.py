@@ -14,6 +14,7 @@ from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+LIMIT = 1 << 30  # bytes of one array: many times what a set of small images needs
 
 
 def read(path: Path) -> Source:
@@ -46,6 +47,10 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
         if dtype.hasobject:
             raise DataError(f"{path} stores {name!r} as Python objects, never read; save plain numbers")
         announced = math.prod(shape) * dtype.itemsize
+        if min(shape, default=0) < 0 or dtype.itemsize == 0 or announced > LIMIT:
+            raise DataError(
+                f"{path} announces {announced} bytes of {name!r}; give plain numbers, at most {LIMIT} bytes"
+            )
         content = files.read_up_to(stream, announced + 1)
     if len(content) != announced:
         raise DataError(f"{path} announces {announced} bytes of {name!r} but has others; write it again")

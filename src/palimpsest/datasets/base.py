@@ -172,6 +172,8 @@ def _draw(
     images: np.ndarray, labels: np.ndarray, counts: tuple[int, int], seed: int, classes: tuple[str, ...]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows for training and rows held out; an image that occurs twice is drawn at most once."""
+    if seed < 0:
+        raise InvalidInputError(f"the seed is {seed}; give a number that is not negative")
     rng = np.random.default_rng(seed)
     seen: set[bytes] = set()
     drawn: tuple[list[int], list[int]] = ([], [])

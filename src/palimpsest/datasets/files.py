@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import lzma
 import math
 import tarfile
 import zlib
@@ -24,7 +25,7 @@ def reading(path: Path) -> Iterator[None]:
     """Turn every way in which reading can fail into one sentence."""
     try:
         yield
-    except (zlib.error, gzip.BadGzipFile, tarfile.TarError, EOFError) as error:
+    except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, EOFError) as error:
         raise DataError(f"{path} is damaged ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
@@ -94,7 +95,7 @@ def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str,
         for member in archive:
             if member.name not in members:
                 continue
-            stream = archive.extractfile(member)
+            stream = archive.extractfile(member) if member.isreg() else None
             if member.size > limit or stream is None:
                 raise DataError(f"{path} has an unexpected {member.name}; use the official archive")
             contents[member.name] = read_up_to(stream, limit)

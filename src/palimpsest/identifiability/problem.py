@@ -84,8 +84,8 @@ class Problem:
 
     @property
     def allowed(self) -> float:
-        """The largest relative misfit that the noise explains."""
-        return 5 * self.noise
+        """The largest relative misfit that the noise explains: declared noise is known to about 1/√equations."""
+        return self.noise * (1 + 6 / self.values.numel() ** 0.5) if self.declared else 5 * self.noise
 
     @property
     def rank(self) -> int:

@@ -303,7 +303,9 @@ def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, mis
         tolerance = 100 * problem.noise / (T.conditioning * start.terms.conditioning**2)
         kept = start.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
         kept &= not (problem.estimated or problem.count)
-        reason = f"only {int(kept.sum())} terms split off; the samples are linearly dependent, or too many"
+        dependent = "the samples are linearly dependent to within the noise, or too many"
+        condition = f"; these are samples if no {problem.degree} samples share a plane" if kept.any() else ""
+        reason = f"only {int(kept.sum())} terms split off; {dependent}{condition}"
     rest = _undetermined(problem, reason, span, T)
     rest = replace(rest, certificate=replace(rest.certificate, misfit=misfit))
     if not kept.any():

@@ -24,9 +24,10 @@ def judge(problem: Problem, sure: Tensor, r: int, family: int, compared: Margins
     open_ = open_questions(problem, compared)
     if refusal := _refusal(problem, sure, r, family):
         return Verdict.NOT_IDENTIFIED, refusal, ("the samples",)
-    if not sure.all():
-        return Verdict.IN_PART, f"{int((~sure).sum())} of {n} samples are hidden by noise of this size", open_
     conditions = [f"no more than {n} samples are active"] if problem.count is None else []
+    if not sure.all():
+        hidden = f"{int((~sure).sum())} of {n} samples are hidden by noise of this size"
+        return Verdict.IN_PART, "; the others are samples if ".join([hidden, *conditions]), open_
     if problem.estimated:
         conditions.append(f"the misfit of {problem.noise:.0e} is noise in the values")
     if conditions:
