@@ -145,6 +145,48 @@ def test_a_run_folder_in_use(trained, capsys):
     assert "in use" in other.stderr
 
 
+def test_a_folder_with_other_files_is_left_alone(tmp_path, capsys):
+    (tmp_path / "model.safetensors").write_bytes(b"somebody's work")
+    assert "other files" in complaint(capsys, "train", "--out", tmp_path, *SMALL)
+    assert (tmp_path / "model.safetensors").read_bytes() == b"somebody's work"
+    assert [path.name for path in tmp_path.iterdir()] == ["model.safetensors"]
+
+
+def test_weights_are_read_without_the_images_and_a_report_wants_the_same_ones(tmp_path, capsys):
+    data, out = tmp_path / "own.npz", tmp_path / "run"
+    generator = np.random.default_rng(0)
+    images, labels = generator.random((12, 9, 9)), np.arange(12) % 2
+    np.savez(data, images=images, labels=labels)
+    assert main(["train", "--out", str(out), "--data", str(data), "--per-class", "2", "--hidden", "20"]) == 0
+    data.rename(tmp_path / "away.npz")
+    assert main(["reconstruct", str(out), *QUICK]) == 0
+    np.savez(data, images=images[::-1], labels=labels)
+    capsys.readouterr()
+    assert "no longer those" in complaint(capsys, "report", out)
+
+
+def test_methods_must_fit_the_loss(trained, capsys):
+    assert "use --method ntk" in complaint(capsys, "reconstruct", trained, "--method", "kkt", *QUICK)
+
+
+def test_an_unfinished_reconstruction_is_not_reported_over(trained, capsys):
+    (trained / "checkpoint.safetensors").write_bytes(b"")
+    try:
+        assert "unfinished" in complaint(capsys, "report", trained)
+    finally:
+        (trained / "checkpoint.safetensors").unlink()
+
+
+def test_config_files_that_lack_something(trained, tmp_path, capsys):
+    config = json.loads((trained / "config.json").read_text())
+    for missing in ("training", "network"):
+        broken = {key: value for key, value in config.items() if key != missing}
+        (tmp_path / "config.json").write_text(json.dumps(broken))
+        for name in ("model.safetensors", "initial.safetensors"):
+            (tmp_path / name).write_bytes((trained / name).read_bytes())
+        assert missing in complaint(capsys, "reconstruct", tmp_path)
+
+
 def test_damaged_weights(tmp_path, capsys):
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--steps", "5"]) == 0
     weights = tmp_path / "run" / "model.safetensors"

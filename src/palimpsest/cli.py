@@ -87,7 +87,7 @@ class Reconstruct:
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(
-                    f"interrupted; the state is saved: go on with `palimpsest reconstruct {self.folder}`, options as before"
+                    f"interrupted; the state is saved: go on with `palimpsest reconstruct {self.folder}` as before"
                 ) from None
         print(f"Candidates are in {self.folder}; judge them with: palimpsest report {self.folder}")
 

@@ -142,10 +142,11 @@ def test_npz_that_lies_or_is_damaged(tmp_path):
     path.write_bytes(b"not a zip file")
     with pytest.raises(DataError, match=r"own.npz is no readable .npz"):
         load(path)
-    with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w") as stream:
-        npy.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (10**9, 28, 28)})
-    with pytest.raises(DataError, match="announces 6272000000000 bytes of 'images' but has others"):
-        load(path)
+    for many, answer in ((10**9, "at most"), (10, "but has others"), (-1, "plain numbers")):
+        with zipfile.ZipFile(path, "w") as archive, archive.open("images.npy", "w") as stream:
+            npy.write_array_header_1_0(stream, {"descr": "<f8", "fortran_order": False, "shape": (many, 28, 28)})
+        with pytest.raises(DataError, match=f"announces {many * 28 * 28 * 8} bytes of 'images'.*{answer}"):
+            load(path)
     np.savez_compressed(path, **GOOD)
     content = bytearray(path.read_bytes())
     content[200:260] = bytes(60)
