@@ -6,7 +6,7 @@ The stationarity system of a two-layer network Φ(x) = Σ_j a_j (W_j·x)^α,
 
 has a solution set through the true (x_i, b_i). Where that set has a tangent space, we step along it and
 return to the set by Gauss–Newton; where it has none, one more sample gives it one. With margins, y_i Φ(x_i) =
-1 and y_i b_i > 0 for y_i = sign b_i are kept as well, so the new data set could have been trained on.
+1 and y_i b_i > 0 for y_i = sign b_i are kept as well, so the network is a KKT point of the new data set too.
 """
 
 from __future__ import annotations
