@@ -14,7 +14,7 @@ from palimpsest.errors import CheckpointError
 from palimpsest.optimisers import Moments
 from palimpsest.storage import load_tensors, save_tensors
 
-FORMAT = 1
+FORMAT = 2
 CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
 
@@ -45,8 +45,6 @@ class State:
     moments: dict[str, Moments]
     generator: Tensor
     """State of the random generator."""
-    first_bad: Tensor
-    """The first step at which the objective was not finite, or −1; kept on the device."""
     multiplier_unit: float = 1.0
     """The natural size of a multiplier, in which steps are measured."""
     step: int = 0
@@ -70,7 +68,6 @@ class State:
             "ids": self.ids,
             "lineage": self.lineage,
             "generator": self.generator,
-            "first_bad": self.first_bad,
         } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
         if self.labels is not None:
             tensors["labels"] = self.labels
