@@ -174,7 +174,7 @@ def _published(model: nn.Module, shape: Shape, dtype: torch.dtype) -> Run:
 
 def _floor(model: nn.Module, shape: Shape) -> Run:
     """The products of palimpsest.objectives.dense, with factors and results in memory of their own, as in a step."""
-    W = [layer.weight.detach() for layer in model.layers]  # type: ignore[union-attr, operator]
+    W = [layer.weight.detach() for layer in model.layers]  # type: ignore[union-attr]
     k = shape.candidates
     R, V = [torch.randn_like(w) for w in W], [torch.empty_like(w) for w in W]
     widths = [W[0].shape[1], *(w.shape[0] for w in W)]
@@ -201,15 +201,19 @@ def _floor(model: nn.Module, shape: Shape) -> Run:
                 out[j].addmm_(z̄[j + 1], W[j])
 
     if not W[0].is_cuda:
-        return lambda steps: [step() for _ in range(steps)] and None
+        return partial(_repeat, step)
     with Execution().numbers(W[0].device):
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
             step()
 
-    def run(steps: int, memory_of: Callable[[], None] = step) -> None:  # the graph does not keep its tensors alive
-        for _ in range(steps):
-            graph.replay()
+    def replay(memory_of: Callable[[], None] = step) -> None:  # the graph does not keep its tensors alive
+        graph.replay()
 
-    return run
+    return partial(_repeat, replay)
+
+
+def _repeat(step: Callable[[], None], steps: int) -> None:
+    for _ in range(steps):
+        step()

@@ -21,6 +21,8 @@ _fusing = False
 class fusible:  # noqa: N801 - a decorator
     """Marks a function of tensors, without autograd inside, as one that may be compiled.
 
+    It should not change single numbers in place: torch 2.13 takes those for constants on a CPU, and loses the change.
+
     >>> @fusible
     ... def sum_of_squares(a, b):
     ...     return a * a + b * b

@@ -33,7 +33,8 @@ class Prior(ABC):
             value = self.value(x, λ)
         if not value.requires_grad:
             return torch.zeros_like(x), torch.zeros_like(λ)
-        return torch.autograd.grad(value, (x, λ), materialize_grads=True)
+        dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
+        return dx, dλ
 
     def __add__(self, other: Prior) -> Sum:
         return Sum((self, other))
@@ -73,7 +74,7 @@ class Box(Prior):
         return self.weight * outside.square().mean()
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        outside = images - images.clamp(self.low, self.high)
+        outside = torch.relu(images - self.high) - torch.relu(self.low - images)
         return (2 * self.weight / images.numel()) * outside, torch.zeros_like(multipliers)
 
 

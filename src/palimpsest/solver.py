@@ -192,14 +192,14 @@ class Solver:
         if self._prepared_for != len(state.x):
             arguments = (state.x, state.multipliers, state.labels)
             self._at(self._sharpness(0.0)).check(*arguments)
-            self.objective.chunk = self.execution.chunk or memory.chunk_size(self.objective, state.x)
+            self.objective.chunk = memory.chunk_size(self.objective, state.x, self.execution.memory)
             self._prepared_for = len(state.x)
         return self._steps
 
     def _pace(self, state: State, step: int) -> tuple[float, ...]:
         """β and what the optimiser needs to know, at a step of the present phase."""
         β = self._sharpness(self._elapsed(state, step))
-        return 0.0 if β is None else β, *self.settings.optimiser.pace(step + 1, self._rate(state, step))
+        return 0.0 if β is None else float(β), *self.settings.optimiser.pace(step + 1, self._rate(state, step))
 
     def _records(self, state: State) -> bool:
         return state.step % self.record_every == 0
@@ -312,7 +312,7 @@ class Solver:
         """½(1 + cos πt): the learning rate falls over each phase and restarts after every split."""
         return 0.5 * (1 + math.cos(math.pi * self._elapsed(state, step)))
 
-    def _sharpness(self, t: float) -> float | None:
+    def _sharpness(self, t: float) -> float | Tensor | None:
         """β_0 (β_1/β_0)^t when the share t of a phase has passed; the objective's own where none was set."""
         if self.settings.sharpness is None:
             return self._own_sharpness

@@ -31,7 +31,7 @@ LossName = Literal["squared", "logistic", "cross_entropy"]
 Record = dict[str, float]
 WINDOW = 500  # steps over which the progress under weight decay is looked at
 REESTIMATE, SETTLED = 10, 1000  # steps between two looks at the curvature; ten times as many once it has settled
-CLOCK = ("step", "stopped", "diverged", "gap", "rate", "steady")
+CLOCK = ("step", "stopped", "diverged", "gap", "tolerance", "rate", "steady", "reach")
 
 
 class Outcome(StrEnum):
@@ -185,7 +185,9 @@ class _Descent:
 
     def start(self) -> Tensors:
         θ, like = self.problem.named, self.problem.images
-        numbers = {"rate": self.learning_rate or 0.0, "steady": self.learning_rate or 0.0, "gap": math.inf}
+        rate, reach = self.learning_rate or 0.0, self.problem.stride * (1 - self.momentum)
+        numbers = {"rate": rate, "steady": rate, "gap": math.inf, "reach": reach}
+        numbers |= {"tolerance": self.tolerance, "momentum": self.momentum}
         tensors = {f"θ/{name}": p.detach().clone() for name, p in θ.items()}
         tensors |= {f"v/{name}": torch.zeros_like(p) for name, p in θ.items()}
         tensors |= {name: torch.tensor(value).to(like) for name, value in numbers.items()}
@@ -220,12 +222,13 @@ class _Descent:
     def _step(self, tensors: Tensors, _: Tensor, *, watch: bool = False) -> Tensors | None:
         θ, v = _part(tensors, "θ"), _part(tensors, "v")
         state = self.problem.evaluate(θ)
-        reach = self.problem.stride * (1 - self.momentum)
-        clock = tuple(tensors[name] for name in CLOCK)
-        chosen = self.learning_rate is None
-        moving = _decide(clock, state.numbers, self._gap(tensors, state), self.tolerance, self.steps, reach, chosen)
+        clock, gap = {name: tensors[name] for name in CLOCK}, self._gap(tensors, state)
+        moving, set_to = _decide(clock, state.numbers, gap, self.steps, self.learning_rate is None)
+        for name, value in set_to.items():
+            tensors[name].copy_(value)
         entry = self._entry(tensors, state) if watch else None
-        _move(list(θ.values()), list(v.values()), list(state.gradient), self.momentum, tensors["rate"], moving)
+        pace = (tensors["momentum"], tensors["rate"], moving)
+        _move(list(θ.values()), list(v.values()), list(state.gradient), *pace)
         tensors["step"].add_(moving)
         return entry
 
@@ -247,30 +250,23 @@ class _Descent:
 
 
 @fusible
-def _decide(
-    clock: tuple[Tensor, ...],
-    numbers: _Numbers,
-    gap: Tensor,
-    tolerance: float,
-    steps: int,
-    reach: float,
-    chosen: bool,
-) -> Tensor:
-    """Whether to move; sets the clock: the gap, the rate, and whether training is over or has failed."""
-    step, stopped, diverged, last_gap, rate, steady = clock
-    over = (gap <= tolerance) | (step >= steps)
+def _decide(clock: Tensors, numbers: _Numbers, gap: Tensor, steps: int, chosen: bool) -> tuple[Tensor, Tensors]:
+    """Whether to move, and the clock set: the gap, the rate, and whether training is over or has failed."""
+    step, stopped, diverged = clock["step"], clock["stopped"], clock["diverged"]
+    over = (gap <= clock["tolerance"]) | (step >= steps)
+    longest = clock["reach"] * numbers.norm / numbers.gradient_norm.clamp_min(1e-30)
     moving = ~(stopped | over)
-    diverged.copy_(torch.where((diverged < 0) & ~numbers.value.isfinite(), step, diverged))
-    last_gap.copy_(torch.where(stopped, last_gap, gap))
-    stopped.logical_or_(over)
-    if chosen:
-        rate.copy_(torch.minimum(steady, reach * numbers.norm / numbers.gradient_norm.clamp_min(1e-30)))
-    return moving
+    return moving, {
+        "diverged": torch.where((diverged < 0) & ~numbers.value.isfinite(), step, diverged),
+        "gap": torch.where(stopped, clock["gap"], gap),
+        "stopped": stopped | over,
+        "rate": torch.minimum(clock["steady"], longest) if chosen else clock["steady"].clone(),
+    }
 
 
 @fusible
 def _move(
-    θ: list[Tensor], v: list[Tensor], gradient: list[Tensor], momentum: float, rate: Tensor, moving: Tensor
+    θ: list[Tensor], v: list[Tensor], gradient: list[Tensor], momentum: Tensor, rate: Tensor, moving: Tensor
 ) -> None:
     """v ← μv − η∇F, θ ← θ + v, in place, unless training is over."""
     for p, velocity, g in zip(θ, v, gradient, strict=True):

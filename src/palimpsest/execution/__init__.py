@@ -14,7 +14,7 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
-from palimpsest.execution.precision import matrix_products
+from palimpsest.precision import matrix_products
 
 WORTH_COMPILING = 10_000  # steps: compiling takes seconds, and then saves a third of each
 
@@ -32,19 +32,20 @@ class Execution:
         mode: ``"eager"``; ``"compiled"``, elementwise work fused by torch.compile; ``"graph"``, a CUDA graph, which
             needs no launches from the host; ``"compiled-graph"``, both. ``"auto"`` takes a graph on CUDA, compiled
             for long runs, and the first on CPUs, where a run is over before compiling has paid.
-        chunk: candidates that are worked on together; by default as many as fit into the free memory.
+        memory: gigabytes that the intermediate results of a step may take, by default half of what is free. Where all
+            candidates together would take more they are worked on in chunks, to the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa; float64 is never rounded.
     """
 
     mode: Mode = "auto"
-    chunk: int | None = None
+    memory: float | None = None
     tf32: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", *MODES):
             raise InvalidInputError(f"the mode is {self.mode!r}; choose {', '.join(('auto', *MODES))}")
-        if self.chunk is not None and self.chunk < 1:
-            raise InvalidInputError(f"chunk is {self.chunk}; give at least 1, or leave it out")
+        if self.memory is not None and not self.memory > 0:
+            raise InvalidInputError(f"memory is {self.memory}; give a positive number of gigabytes, or leave it out")
 
     def resolved(self, device: torch.device, steps: int) -> Mode:
         """The mode, with "auto" decided for a device and a number of steps."""

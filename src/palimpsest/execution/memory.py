@@ -12,16 +12,20 @@ from torch.overrides import TorchFunctionMode
 from palimpsest.objectives import Objective
 
 SHARE = 0.5  # of the free memory that the intermediate results of a step may take
-COPIES = 12  # a step keeps about so many tensors for each that the network computes: σ', u, δ, ż, ḣ, h̄, z̄ and graphs
+COPIES = 6  # a step keeps about so many tensors for each that the network computes: derivatives, and their graphs
 
 
-def chunk_size(objective: Objective, x: Tensor) -> int | None:
-    """The most candidates whose step fits into the free memory, a power of two; None if all of them do."""
+def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int | None:
+    """The most candidates whose step fits into so much memory (half of what is free by default), a power of two.
+
+    None if all of them do.
+    """
     few = min(4, len(x))
     with torch.no_grad(), _Counting() as counting:
         objective.outputs(x[:few])
     each = COPIES * len(objective.tangents) * (counting.bytes + x[:few].nbytes) // few
-    fitting = int(SHARE * free_bytes(x.device)) // max(1, each)
+    room = int(SHARE * free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes)
+    fitting = room // max(1, each)
     return None if fitting >= len(x) else 1 << max(0, fitting.bit_length() - 1)
 
 

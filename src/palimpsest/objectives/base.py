@@ -38,6 +38,7 @@ from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.objectives import dense, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.parametrisation import Parametrisation
+from palimpsest.precision import matrix_products
 
 PROBE = 64  # candidates on which a network is tried before it is used on all
 IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
@@ -89,7 +90,7 @@ class Objective(ABC):
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
         self.initial = initial
-        self.sharpness = sharpness
+        self.sharpness: float | Tensor | None = sharpness
         self.chunk: int | None = None
         self._where: Parametrisation | None = None
         self._recognises_dense = True
@@ -252,6 +253,11 @@ class Objective(ABC):
                 f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
                 f"{self.dtype} on {self.device}; move one of them with .to(...)"
             )
+        with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
+            self._check_fit(x, multipliers, labels)
+        self._checked = (shapes, labels)
+
+    def _check_fit(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         plain = x.detach()[:PROBE]
         self.check_network(plain)
         self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
@@ -266,13 +272,12 @@ class Objective(ABC):
         layers = dense.recognise(self._network, self._images(plain)) if self._recognises_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         self._dense = layers if names == set(self.target) else None
-        self._checked = (shapes, labels)
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
         images = self._images(x)
         try:
-            with _DIFFERENTIABLE_ATTENTION():
+            with _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=x.device):
                 smoothing.check(self._network, images, self.sharpness)
         except (RuntimeError, ValueError, TypeError) as error:
             shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
@@ -308,15 +313,20 @@ class Objective(ABC):
         if self._dense is None:
             x, λ = _leaf(x), _leaf(multipliers)
             v = self._represent(x, λ, labels)
-            return {name: t.detach() for name, t in v.items()}, partial(_adjoint, v, (x, λ))
+
+            def adjoint(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+                λ_grad_g, g = _adjoint(v, (x, λ), u)
+                return λ_grad_g, g
+
+            return {name: t.detach() for name, t in v.items()}, adjoint
         images = self._images(x)
         nodes = list(zip(self.tangents, self._per_tangent(multipliers), strict=True))
-        v, adjoint = dense.linearise(
+        v, on_images = dense.linearise(
             self._dense, nodes, partial(self._φ_of, labels=labels), images.flatten(1), self.sharpness
         )
 
-        def pulled_back(u: Parameters) -> tuple[Tensor, Tensor]:
-            d_images, g = adjoint(u)
+        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            d_images, g = on_images(u)
             d_images = d_images.view_as(images)
             return d_images if self._where is None else self._where.pulled_back(d_images), g.view_as(multipliers)
 
@@ -363,7 +373,7 @@ class Objective(ABC):
 
     def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
         """T − v, in the memory of ``out`` if given."""
-        return {name: torch.sub(t, v[name], out=out and out[name]) for name, t in self.target.items()}
+        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
         return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}
@@ -382,7 +392,7 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _adjoint(
-    v: Parameters, inputs: tuple[Tensor, ...], u: Parameters, *, differentiable: bool = False
+    v: Parameters, inputs: tuple[Tensor, ...], u: Mapping[str, Tensor], *, differentiable: bool = False
 ) -> tuple[Tensor, ...]:
     """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
     parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]
