@@ -16,7 +16,7 @@ from pathlib import Path
 from palimpsest.errors import WeightsError
 
 LARGEST_PICKLE = 1 << 25  # bytes: names and shapes only; tensors lie beside it
-MOST_OPERATIONS = 2_000_000
+MOST_OPERATIONS = 400_000  # about ten thousand tensors
 LARGEST_TUPLE = 10_000  # counted with everything inside it, as often as it occurs: what hashing it would cost
 END = struct.Struct("<4s4H2LH")  # the zip directory's end; the last field is the length of a comment
 NAMES = {
@@ -35,9 +35,9 @@ OPERATIONS = set(
 
 def check(path: Path) -> None:
     """Refuse an archive that is not plain."""
-    if not zipfile.is_zipfile(path):
-        raise WeightsError(f"{path} is no archive as torch.save writes it; save it again, best as .safetensors")
     try:
+        if not zipfile.is_zipfile(path):
+            raise WeightsError(f"{path} is no archive as torch.save writes it; save it again, best as .safetensors")
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(path, archive, members)

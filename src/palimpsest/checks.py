@@ -27,7 +27,10 @@ def is_count(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < LARGEST
+    """A figure that arithmetic can bear; whole ones of any length do not fit into a float."""
+    if isinstance(value, bool):
+        return False
+    return is_count(abs(value)) if isinstance(value, int) else isinstance(value, float) and abs(value) < LARGEST
 
 
 def check_history(history: Any) -> None:

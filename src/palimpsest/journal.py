@@ -10,7 +10,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def _listening(handler: logging.Handler, form: logging.Formatter) -> Iterator[No
         yield
     finally:
         LOGGER.removeHandler(handler)
-        handler.close()
+        with suppress(OSError):  # what a full disk kept from being written
+            handler.close()
 
 
 def note(event: str, *, private: bool = False) -> None:

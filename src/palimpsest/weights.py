@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -99,7 +100,9 @@ def _torch_archive(path: Path) -> dict[str, Tensor]:
     archives.check(path)
     _check_room(path, path.stat().st_size // 4)
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of what is deprecated in files that others wrote
+            content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # hostile or damaged, files make their readers raise anything at all
         raise WeightsError(f"{path} holds more than tensors, or is damaged; save model.state_dict() alone") from error
     tensors = _state_dict(path, content)
