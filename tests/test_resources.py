@@ -15,10 +15,11 @@ Usage = namedtuple("Usage", "total used free")
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
-    """A machine with 1 GB of memory, in a container that has taken 100 of its 400 MB."""
+    """A machine with 1 GB of memory, in a container that has taken 150 of its 400 MB, 50 of them for files."""
     (tmp_path / "meminfo").write_text("MemTotal: 9000000 kB\nMemAvailable: 1000000 kB\n")
     (tmp_path / "memory.max").write_text("400000000\n")
-    (tmp_path / "memory.current").write_text("100000000\n")
+    (tmp_path / "memory.current").write_text("150000000\n")
+    (tmp_path / "memory.stat").write_text("anon 7\ninactive_file 50000000\n")
     monkeypatch.setattr(resources, "MEMORY_INFO", tmp_path / "meminfo")
     monkeypatch.setattr(resources, "CONTAINER", tmp_path)
     return tmp_path

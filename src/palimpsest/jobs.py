@@ -207,7 +207,7 @@ def reconstruct(
     most = math.ceil(job.candidates * (1 + job.share) ** job.rounds)
     widths = (math.prod(image_shape), *_field(config, "network", "hidden"), _outputs(model))
     estimates.check_reconstruction(folder.path, widths, most, tangents=len(job.at), variants=len(variants))
-    objective = job.objective(model, initial, _field(config, "training", "loss")).to(device)
+    objective = job.objective(model, initial, _training(config).loss).to(device)
     within = _span(model, initial) if job.span else None
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
     done = folder.variants()

@@ -30,9 +30,10 @@ def _machine() -> int:
 
 def _container() -> int:
     try:
-        most, used = ((CONTAINER / f"memory.{name}").read_text() for name in ("max", "current"))
-        return int(most) - int(used)
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        most, used, detail = ((CONTAINER / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        cached = next(int(line.split()[1]) for line in detail.splitlines() if line.startswith("inactive_file "))
+        return int(most) - int(used) + cached  # files that were read are counted as used, but make way
+    except (OSError, ValueError, StopIteration):  # no container, or one without a limit ("max")
         return sys.maxsize
 
 
