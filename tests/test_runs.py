@@ -124,7 +124,7 @@ def test_work_that_would_not_fit_is_refused_before_it_begins(tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("name", ["config.json", "scores.json"])
-@pytest.mark.parametrize("number", [0, 2, "1", None])
+@pytest.mark.parametrize("number", [storage.FORMAT - 1, storage.FORMAT + 1, str(storage.FORMAT), None])
 def test_json_of_another_format_is_refused(finished, tmp_path, name, number):
     content = json.loads((finished.path / name).read_text())
     assert content["format"] == storage.FORMAT
@@ -134,7 +134,7 @@ def test_json_of_another_format_is_refused(finished, tmp_path, name, number):
         folder.config if name == "config.json" else folder.scores  # noqa: B018
 
 
-@pytest.mark.parametrize("number", [0, 2, "1", None])
+@pytest.mark.parametrize("number", [storage.FORMAT - 1, storage.FORMAT + 1, str(storage.FORMAT), None])
 def test_tensors_of_another_format_are_refused(finished, tmp_path, number):
     paths = [*finished.path.glob("*.safetensors"), *finished.path.glob("snapshots/*.safetensors")]
     assert len(paths) > 5

@@ -45,8 +45,6 @@ class State:
     moments: dict[str, Moments]
     generator: Tensor
     """State of the random generator."""
-    first_bad: Tensor
-    """The first step at which the objective was not finite, or −1; kept on the device."""
     multiplier_unit: float = 1.0
     """The natural size of a multiplier, in which steps are measured."""
     step: int = 0
@@ -70,7 +68,6 @@ class State:
             "ids": self.ids,
             "lineage": self.lineage,
             "generator": self.generator,
-            "first_bad": self.first_bad,
         } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
         if self.labels is not None:
             tensors["labels"] = self.labels
@@ -113,7 +110,6 @@ class State:
         require(bool(self.multipliers.isfinite().all()), "multipliers that are not finite")
         require(all(is_count(getattr(self, name)) for name in ("step", "round", "phase_start")), "no time")
         require(self.phase_start <= self.step and is_positive(self.multiplier_unit), "no time or unit")
-        require(self.first_bad.dtype == torch.int64 and self.first_bad.shape == (), "no first bad step")
         torch.Generator().set_state(self.generator)
 
     def continues(self, fresh: State) -> bool:

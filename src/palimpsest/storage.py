@@ -15,7 +15,7 @@ from torch import Tensor
 
 from palimpsest.errors import CheckpointError, StorageError
 
-FORMAT = 1  # of every file that is written; another number is another version, and is refused
+FORMAT = 2  # of every file that is written; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
 os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
 

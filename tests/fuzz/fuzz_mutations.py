@@ -91,7 +91,7 @@ def json_text(data: bytes, rng: Random) -> bytes:
         depth = rng.choice((30, 500, 100_000))
         text = '{"a":' * depth + text + "}" * depth
     if rng.random() < 0.1:
-        text = text.replace("{", '{"format": 2, ' if rng.random() < 0.5 else '{"format": 1, ', 1)
+        text = text.replace("{", f'{{"format": {rng.choice((1, 2, 3))}, ', 1)
     return text.encode("utf-8", "surrogatepass")
 
 

@@ -1,0 +1,51 @@
+"""How many candidates fit into memory together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from palimpsest.objectives import Objective
+
+SHARE = 0.5  # of the free memory that the intermediate results of a step may take
+COPIES = 12  # a step keeps about so many tensors for each that the network computes: σ', u, δ, ż, ḣ, h̄, z̄ and graphs
+
+
+def chunk_size(objective: Objective, x: Tensor) -> int | None:
+    """The most candidates whose step fits into the free memory, a power of two; None if all of them do."""
+    few = min(4, len(x))
+    with torch.no_grad(), _Counting() as counting:
+        objective.outputs(x[:few])
+    each = COPIES * len(objective.tangents) * (counting.bytes + x[:few].nbytes) // few
+    fitting = int(SHARE * free_bytes(x.device)) // max(1, each)
+    return None if fitting >= len(x) else 1 << max(0, fitting.bit_length() - 1)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return 8 * 2**30
+
+
+class _Counting(TorchFunctionMode):
+    """Adds up the bytes of every tensor that torch functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.bytes += result.nbytes
+        return result
