@@ -1,6 +1,17 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
-from palimpsest import datasets, errors, identifiability, networks, optimisers, priors, scoring, splitting, storage
+from palimpsest import (
+    datasets,
+    errors,
+    identifiability,
+    networks,
+    optimisers,
+    priors,
+    scoring,
+    splitting,
+    storage,
+    weights,
+)
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
@@ -37,4 +48,5 @@ __all__ = [
     "splitting",
     "storage",
     "train",
+    "weights",
 ]
