@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from palimpsest.objectives import Objective
+from palimpsest.resources import available_memory
 
 SHARE = 0.5  # of the free memory that the intermediate results of a step may take
 COPIES = 6  # a step keeps about so many tensors for each that the network computes: derivatives, and their graphs
@@ -34,11 +34,7 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 8 * 2**30
+    return available_memory()
 
 
 class _Counting(TorchFunctionMode):
