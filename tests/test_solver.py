@@ -275,7 +275,22 @@ def test_the_prior_counts_in_the_objective():
     assert roughness[1] < 0.5 * roughness[0]
 
 
-@pytest.mark.parametrize("options", [{"candidates": 0}, {"steps": 0}, {"sharpness": (0.0, 1.0)}, {"record_every": 0}])
+def test_priors_may_be_strong_at_first_and_weak_in_the_end():
+    """Penalties are recorded at their strength of the moment, which falls geometrically within each phase."""
+    rec = small(priors=(TotalVariation(weight=1.0),), prior_strength=(10.0, 0.1), splitting=None, steps=40)
+    shares = [entry["objective"] - entry["loss"] for entry in rec.history]
+    roughness = float(TotalVariation(weight=1.0).value(rec.images, rec.multipliers))
+    assert shares[0] > 5 * shares[-1]
+    assert shares[-1] == pytest.approx(0.1 * 100 ** (1 / 40) * roughness, rel=0.05)
+    constant = small(priors=(TotalVariation(weight=1.0),), splitting=None, steps=40)
+    again = small(priors=(TotalVariation(weight=0.5),), prior_strength=(2.0, 2.0), splitting=None, steps=40)
+    assert torch.allclose(constant.images, again.images, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"prior_strength": (1.0, 0.0)}, {"candidates": 0}, {"steps": 0}, {"sharpness": (0.0, 1.0)}, {"record_every": 0}],
+)
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidInputError):
         small(**options)

@@ -57,7 +57,8 @@ def smallest_eigenpairs(
         v = torch.where(exhausted[:, None], restart, w / norm.masked_fill(exhausted, 1)[:, None])
 
     above = torch.diag_embed(β[:, :-1], offset=1)
-    values, rotations = torch.linalg.eigh(torch.diag_embed(α) + above + above.mT)
+    tridiagonal = (torch.diag_embed(α) + above + above.mT).cpu()  # small: sooner solved here than a GPU library loads
+    values, rotations = (t.to(like.device) for t in torch.linalg.eigh(tridiagonal))
     vectors = torch.einsum("kj,kjd->kd", rotations[:, :, 0], V)
     vectors = _unit(vectors)
     errors = operator(vectors.view_as(like)).reshape(k, dimension) - values[:, :1] * vectors

@@ -42,6 +42,8 @@ class Settings:
             along a cosine within each phase, and starts afresh after a split.
         sharpness: β of the smoothed ReLUs at the start and the end of each phase, annealed geometrically, or None to
             keep the objective's own.
+        prior_strength: factors on the priors at the start and the end of each phase, annealed geometrically: strong
+            priors find the images, weak ones leave them sharp.
         gradient_tolerance: a phase ends once ‖∇_x L‖ / ‖T‖² is at most this. Where there are priors this gradient
             need not vanish, for they pull against it.
         plateau: a phase ends once L with its priors has fallen by less than this share over the last ten records.
@@ -55,6 +57,7 @@ class Settings:
     priors: Prior | tuple[Prior, ...] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     sharpness: tuple[float, float] | None = (10.0, 200.0)
+    prior_strength: tuple[float, float] = (1.0, 1.0)
     gradient_tolerance: float = 0.0
     plateau: float = 0.0
     record_every: int | None = None
@@ -67,6 +70,8 @@ class Settings:
             raise InvalidInputError("record_every must be at least 1")
         if self.sharpness is not None and min(self.sharpness) <= 0:
             raise InvalidInputError(f"sharpness is {self.sharpness}; give two positive numbers, or None")
+        if min(self.prior_strength) <= 0:
+            raise InvalidInputError(f"prior_strength is {self.prior_strength}; give two positive numbers")
 
 
 class Solver:
@@ -175,16 +180,16 @@ class Solver:
 
     def _advance(self, tensors: Tensors, pace: Tensor, *, watch: bool) -> Tensors | None:
         """One gradient step on L with its priors, in place, at the sharpness and the rate of its ``pace``."""
-        β, *others = pace.unbind()
+        β, strength, *others = pace.unbind()
         objective = self._at(β)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         r, λ_grad_g, g = objective.pulls(x, λ, tensors.get("labels"))
         watched = None
         if watch:
-            penalty = self.prior.value(self.where.images(x), λ / unit)
+            penalty = strength * self.prior.value(self.where.images(x), λ / unit)
             watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
         step = (self.prior, self.settings.optimiser, self.where, objective.signed)
-        _update(*step, x, λ, unit, (λ_grad_g, g), self._T2, _moments(tensors), others)
+        _update(*step, x, λ, unit, (λ_grad_g, g), self._T2, _moments(tensors), strength, others)
         return watched
 
     def _executor(self, state: State) -> Executor:
@@ -197,9 +202,14 @@ class Solver:
         return self._steps
 
     def _pace(self, state: State, step: int) -> tuple[float, ...]:
-        """β and what the optimiser needs to know, at a step of the present phase."""
-        β = self._sharpness(self._elapsed(state, step))
-        return 0.0 if β is None else float(β), *self.settings.optimiser.pace(step + 1, self._rate(state, step))
+        """β, the strength of the priors, and what the optimiser needs to know, at a step of the present phase."""
+        t = self._elapsed(state, step)
+        β, strength = self._sharpness(t), _geometric(*self.settings.prior_strength, t)
+        return (
+            0.0 if β is None else float(β),
+            strength,
+            *self.settings.optimiser.pace(step + 1, self._rate(state, step)),
+        )
 
     def _records(self, state: State) -> bool:
         return state.step % self.record_every == 0
@@ -248,7 +258,9 @@ class Solver:
         objective = self._at(self._sharpness(0.0))  # as smooth as the phase to come: curvature is then felt from afar
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-            penalty = self.prior.value(self.where.images(x), multipliers / state.multiplier_unit)
+            penalty = self.settings.prior_strength[0] * self.prior.value(
+                self.where.images(x), multipliers / state.multiplier_unit
+            )
             return objective.loss(x, multipliers, labels) + self._T2 * penalty
 
         split = splitting.split(
@@ -316,14 +328,18 @@ class Solver:
         """β_0 (β_1/β_0)^t when the share t of a phase has passed; the objective's own where none was set."""
         if self.settings.sharpness is None:
             return self._own_sharpness
-        β_0, β_1 = self.settings.sharpness
-        return β_0 * (β_1 / β_0) ** t
+        return _geometric(*self.settings.sharpness, t)
 
     def _at(self, β: float | Tensor | None) -> Objective:
         """The objective at sharpness β, unless it keeps its own."""
         if self.settings.sharpness is not None:
             self.objective.sharpness = β
         return self.objective
+
+
+def _geometric(start: float, end: float, t: float) -> float:
+    """From start to end as t goes from 0 to 1, by equal factors."""
+    return start * (end / start) ** t
 
 
 @fusible
@@ -338,6 +354,7 @@ def _update(
     pulls: tuple[Tensor, Tensor],
     T2: Tensor,
     moments: dict[str, Moments],
+    strength: Tensor,
     pace: Sequence[Tensor],
 ) -> None:
     """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place; ∇L = −2 pulls.
@@ -349,8 +366,8 @@ def _update(
     px, pλ = prior.gradients(where.images(x), λ / unit)
     rate, *others = pace
     for of, value, gradient, scale in (
-        ("x", x, dx + where.pulled_back(px), where.unit),
-        ("multipliers", λ, dλ + pλ / unit, unit / PIXEL),
+        ("x", x, dx + strength * where.pulled_back(px), where.unit),
+        ("multipliers", λ, dλ + strength * pλ / unit, unit / PIXEL),
     ):
         optimiser.update_(value, gradient * scale, moments[of], (rate * scale, *others))
     if not signed:

@@ -142,7 +142,8 @@ def train(
     tolerance = problem.default_tolerance if tolerance is None else tolerance
     descent = _Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
-    executor = how.executor(descent.programs, problem.images.device, steps=steps)
+    likely = steps // 10  # most trainings converge long before their limit
+    executor = how.executor(descent.programs, problem.images.device, steps=likely)
     history: list[Record] = []
 
     def record(entry: Tensors) -> None:

@@ -16,7 +16,7 @@ from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
 from palimpsest.precision import matrix_products
 
-WORTH_COMPILING = 10_000  # steps: compiling takes seconds, and then saves a third of each
+WORTH_COMPILING = 20_000  # steps: compiling takes up to fifteen seconds once, and then saves a third of each
 
 Mode = Literal["auto", "eager", "compiled", "graph", "compiled-graph"]
 MODES: tuple[Mode, ...] = ("eager", "compiled", "graph", "compiled-graph")
