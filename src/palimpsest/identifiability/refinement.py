@@ -66,11 +66,29 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
     return normal.reshape(n * d, n * d)
 
 
-def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
+def weighed(points: Tensor, values: Tensor, z: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """The same directions with the lengths and signs that fit the values best: least squares for b_i.
+
+    >>> w = torch.randn(9, 2, dtype=torch.float64)
+    >>> z, signs = weighed(w, -8 * w[:, 0] ** 3, torch.eye(2, dtype=torch.float64), 3)
+    >>> torch.allclose(z, torch.diag(torch.tensor([2.0, 0.0])).double(), atol=1e-4), float(signs[0])
+    (True, -1.0)
+    """
+    x = torch.nn.functional.normalize(z, dim=1)
+    t = points @ x.T
+    if values.dim() == 1:
+        columns, F = t**degree, values[:, None]
+    else:
+        columns, F = ((t ** (degree - 1))[:, None, :] * x.T).flatten(0, 1), values.reshape(-1, 1)
+    b = torch.linalg.lstsq(columns, F, driver="gelsd").solution[:, 0]
+    return b.abs().pow(1 / degree)[:, None] * x, b.sign()
+
+
+def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float = 0.0) -> Refined:
     """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start; leaves z as it is when the problem is large."""
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
-    z, normal, _ = least_squares(points, values, z, signs, degree, damping=0.0)
+    z, normal, _ = least_squares(points, values, z, signs, degree, damping=damping, iterations=60 if damping else 25)
     scale = z.norm(dim=1, keepdim=True).expand_as(z).flatten()
     scaled = normal * scale[:, None] * scale
     R, failed = torch.linalg.cholesky_ex(scaled, upper=True)
