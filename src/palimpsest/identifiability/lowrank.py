@@ -53,5 +53,5 @@ def _fit(points: Tensor, values: Tensor, signs: Tensor, degree: int, seed: int) 
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(signs), points.shape[1], generator=generator, dtype=points.dtype)
     z *= 0.5 * float(values.norm() / model(points, z, signs, degree, scalar=True).norm()) ** (1 / degree)
-    z, _, misfit = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
+    z, _, misfit, _ = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
     return z, misfit

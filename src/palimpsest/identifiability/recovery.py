@@ -131,7 +131,7 @@ def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Id
     span, T = _reduced(problem, span, T)
     least = torch.inf
     for attempt in _attempts(problem, T, span, seed):
-        if attempt.misfit <= problem.allowed:
+        if attempt.misfit <= _allowed(problem, T, attempt):
             return _conclude(problem, T, attempt, span, network)
         least = min(least, attempt.misfit)
     return _in_part(problem, T, _start(problem, T, span, 1, seed), span, least)
@@ -256,7 +256,25 @@ def _fit(problem: Problem, start: _Attempt, damping: float = 0.0) -> _Attempt:
     fit = refine(w, inside, z, signs, problem.degree, damping=damping)
     fitted = model(w, fit.z, signs, problem.degree, scalar=problem.scalar)
     residual = F - (fitted if problem.scalar else fitted @ start.embedding.T)
-    return replace(start, fit=fit, signs=signs, misfit=float(residual.norm() / F.norm()))
+    rested = fit.converged or not damping  # nearer to the end Gauss–Newton stops for lack of digits, not of time
+    return replace(start, fit=fit, signs=signs, misfit=float(residual.norm() / F.norm()) if rested else torch.inf)
+
+
+def _allowed(problem: Problem, T: Interpolant, attempt: _Attempt) -> float:
+    """The largest misfit that noise explains in these samples, given the one it leaves in T.
+
+    T has k unknowns more than the samples, so Gaussian noise of the declared size ε sets the squared misfits
+    apart by ε² χ²_k per equation, and P(χ²_k ≥ k + 2√(kt) + 2t) ≤ e^{−t} (Laurent and Massart).
+    """
+    if not problem.declared or not len(T.factor):
+        return problem.allowed
+    F, U = problem.values, attempt.embedding
+    inside = F if problem.scalar else F @ U
+    outside = 0.0 if problem.scalar else float((F - inside @ U.T).square().sum())
+    least = (T.misfit**2 * float(inside.square().sum()) + outside) / float(F.square().sum())
+    k = max(1, monomial_count(U.shape[1], problem.degree) - attempt.fit.z.numel())
+    apart = k + 2 * (15 * k) ** 0.5 + 30
+    return min(problem.allowed, (least + problem.noise**2 * apart / F.numel()) ** 0.5)
 
 
 def _conclude(
@@ -317,7 +335,8 @@ def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, mis
     if T.misfit > problem.allowed:
         completed = problem.scalar and not len(T.factor)
         best = "the values show no tensor of few terms" if completed else "the values are no evaluations of an f"
-        reason = f"{best}: the best misses them by {T.misfit:.1e}, where noise explains {problem.allowed:.1e}"
+        where = f" in the {span.basis.shape[1]} dimensions that stand out of the noise" if problem.declared else ""
+        reason = f"{best}{where}: the best misses them by {T.misfit:.1e}, noise explains {problem.allowed:.1e}"
         return _misfitting(problem, reason, span, T, misfit)
     kept, errors = _split_off(problem, T, start)
     reason = (

@@ -43,7 +43,7 @@ def judge(problem: Problem, sure: Tensor, r: int, family: int, compared: Margins
 def _refusal(problem: Problem, sure: Tensor, r: int, family: int) -> str:
     n = len(sure)
     if problem.count not in (None, n):
-        return f"{problem.count} active samples were announced, but the values are those of {n}"
+        return f"{problem.count} active samples were announced, but the values show {n}"
     if problem.count is None and r > 1 and n * r >= monomial_count(r, problem.degree):
         return (
             f"{n} terms in {r} dimensions have as many parameters as a tensor, so a fit proves nothing; give the count"
