@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.identifiability.interpolation import Interpolant
-from palimpsest.identifiability.polynomials import power_sum
+from palimpsest.identifiability.polynomials import distinct_directions, power_sum
 from palimpsest.identifiability.refinement import NORMAL_LIMIT, least_squares, model
 
 
@@ -26,10 +26,7 @@ def surplus_terms(points: Tensor) -> int:
     >>> surplus_terms(torch.eye(6).repeat(5, 1) + torch.arange(30)[:, None])
     1
     """
-    unit = torch.nn.functional.normalize(points, dim=1)
-    unit = (unit * unit.sum(1, keepdim=True).sign()).round(decimals=9)
-    distinct = len(torch.unique(unit, dim=0))  # parallel points repeat each other
-    return min(distinct // 3, NORMAL_LIMIT // 2) // points.shape[1]
+    return min(distinct_directions(points) // 3, NORMAL_LIMIT // 2) // points.shape[1]
 
 
 def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> tuple[Tensor, Interpolant]:

@@ -67,6 +67,16 @@ def monomials_jacobian(w: Tensor, degree: int) -> Tensor:
     return D * sqrt_multinomials(w.shape[1], degree).to(w)[:, None]
 
 
+def distinct_directions(w: Tensor) -> int:
+    """The number of rows of w that are no multiples of each other: parallel points repeat each other.
+
+    >>> distinct_directions(torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]]))
+    2
+    """
+    unit = torch.nn.functional.normalize(w, dim=1)
+    return len(torch.unique((unit * unit.sum(1, keepdim=True).sign()).round(decimals=9), dim=0))
+
+
 def kernel(u: Tensor, v: Tensor, degree: int) -> Tensor:
     """K_{pq} = (u_p·v_q)^q, the Gram matrix of the weighted monomials."""
     return (u @ v.T) ** degree

@@ -20,7 +20,7 @@ from palimpsest.identifiability.certificate import Certificate, Verdict, margins
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
-from palimpsest.identifiability.polynomials import kernel, monomial_count
+from palimpsest.identifiability.polynomials import distinct_directions, kernel, monomial_count
 from palimpsest.identifiability.problem import Problem
 from palimpsest.identifiability.readout import propagate, samples_and_weights
 from palimpsest.identifiability.refinement import Refined, model, refine, weighed
@@ -199,17 +199,17 @@ def _checked(problem: Problem, span: _Span) -> bool:
     Where every independent evaluation brings a new direction, as at the minimum of the margin problem, the
     next might have too. Independent evaluations are counted by the rank of K_pq = (w_p·w_q)^{α−1}.
     """
-    (m, d), r = problem.points.shape, span.basis.shape[1]
+    (m, d), r, distinct = problem.points.shape, span.basis.shape[1], distinct_directions(problem.points)
     if d == 1:
         return True  # on a line every tensor is one term, and every sample has that direction
     if problem.scalar:
         completed = r < d  # with a reserve of its own
-        return completed or m > monomial_count(r, problem.degree)
+        return completed or distinct > monomial_count(r, problem.degree)
     order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
     some = torch.nn.functional.normalize(problem.points[order[: max(4 * r, 200)]], dim=1)
     K = kernel(some, some, problem.degree - 1)
     independent = int(torch.linalg.matrix_rank(K, hermitian=True, rtol=1e-12))
-    return independent > r and m * r > monomial_count(r, problem.degree)
+    return independent > r and distinct * r > monomial_count(r, problem.degree)
 
 
 def _reduced(problem: Problem, span: _Span, T: Interpolant) -> tuple[_Span, Interpolant]:
