@@ -18,6 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import matplotlib
 import torch
@@ -29,11 +30,13 @@ import matplotlib.pyplot as plt
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "identifiability"))
 from identifiability_problems import (  # noqa: E402
+    Degenerate,
     batch_gradient,
     degenerate,
     digits,
     error,
     healthy,
+    is_void,
     is_wrong,
     network,
     unit,
@@ -163,42 +166,82 @@ def other() -> dict:
     return out | {"α=5, d=6, n=18": max(errors)}
 
 
+NOISY = {  # n, d, α, m, whether the values are those of p
+    "α=3, n=4, d=6, values of f": (4, 6, 3, 40, False),
+    "α=4, n=5, d=5, values of f": (5, 5, 4, 60, False),
+    "α=5, n=4, d=5, values of f": (4, 5, 5, 90, False),
+    "α=3, n=4, d=5, values of p": (4, 5, 3, 50, True),
+}
+LEVELS = [10.0**k for k in range(-12, -2)]
+SETS = 50
+
+
 def noise() -> dict:
-    """Gaussian noise from 1e-12 to 1e-3, declared: actual over predicted error, and slope in log–log."""
-    figure, axis = plt.subplots(figsize=(5, 3.6))
+    """Gaussian noise from 1e-12 to 1e-3, declared, fifty sample sets: actual over predicted error, slope, refusals."""
+    figure, (errors, refusals) = plt.subplots(1, 2, figsize=(8.2, 3.6))
     out = {}
-    cases = ((4, 6, 3, 40, False), (5, 5, 4, 60, False), (4, 5, 5, 90, False), (4, 5, 3, 50, True))
-    for n, d, α, m, scalar in cases:
-        x, _, w, F = healthy(n, d, α, m, scalar=scalar, seed=7)
-        size, points, misses = F.square().mean().sqrt(), [], 0
-        for k in range(-12, -2):
-            for repeat in range(5):
-                generator = torch.Generator().manual_seed(100 * repeat - k)
-                noisy = F + 10.0**k * size * torch.randn(F.shape, generator=generator, dtype=F.dtype)
-                found = identify(w, noisy, α, noise=10.0**k)
-                if len(found.samples) < n:
-                    misses += 1
-                    continue
-                actual = math.hypot(*(error(x, sample[None]) for sample in found.samples))
-                points.append((10.0**k, actual, float(found.certificate.expected_error.norm())))
-        ε, actual_, predicted = torch.tensor(points, dtype=torch.float64).T
-        name = f"α={α}, n={n}, d={d}, values of {'p' if scalar else 'f'}"
-        ratio, u = actual_ / predicted, ε.log() - ε.log().mean()
+    for name, case in NOISY.items():
+        tried = [(set_, ε, _with_noise(case, set_, ε)) for set_ in range(SETS) for ε in LEVELS]
+        answered = torch.tensor([(set_, ε, *o[:2]) for set_, ε, o in tried if o.whole], dtype=torch.float64)
+        actual, predicted = answered[:, 2:].T
+        ratio = actual / predicted  # at every level another draw of the same random variable
+        expected = [float(ratio[answered[:, 0] == s].square().mean().sqrt()) for s in answered[:, 0].unique()]
+        refused = [sum(not o.whole for _, e, o in tried if e == ε) for ε in LEVELS]
         out[name] = {
-            "smallest ratio": float(ratio.min()), "largest ratio": float(ratio.max()),
-            "slope": float((u * actual_.log()).sum() / u.square().sum()), "not identified": f"{misses} of 50",
-        }  # fmt: skip
-        (dots,) = axis.loglog(ε, actual_, ".", ms=4, label=name)
-        axis.loglog(ε, predicted, "-", lw=0.7, color=dots.get_color())
-    axis.set(xlabel="relative noise on the evaluations", ylabel="error of the samples")
-    axis.set_title("dots: measured; lines: the certificate's prediction", fontsize=9)
-    axis.legend(fontsize=7)
+            "smallest ratio": float(ratio.min()),
+            "largest ratio": float(ratio.max()),
+            "answers": len(ratio),
+            "answers within a factor 10": int(((ratio > 0.1) & (ratio < 10)).sum()),
+            "root mean square ratio per sample set, smallest and largest": [min(expected), max(expected)],
+            "slope": _slope_within_sets(answered),
+            "false claims": sum(o.wrong for *_, o in tried),
+            f"refused of {SETS}": {f"{ε:.0e}": count for ε, count in zip(LEVELS, refused, strict=True)},
+        }
+        errors.loglog(predicted, actual, ".", ms=2, label=name)
+        refusals.semilogx(LEVELS, [count / SETS for count in refused], ".-", lw=0.7)
+    line = torch.tensor(errors.get_xlim())
+    for factor in (0.1, 1, 10):
+        errors.loglog(line, factor * line, "k-", lw=0.5)
+    errors.set(xlabel="error the certificate predicts", ylabel="measured error of the samples")
+    errors.legend(fontsize=6)
+    refusals.set(xlabel="relative noise on the evaluations", ylabel="part of the sample sets refused", ylim=(-0.02, 1))
     _save(figure, "noise")
     return out
 
 
+class Outcome(NamedTuple):
+    """Measured and predicted error of all samples together, whether all came back, whether a claim was false."""
+
+    actual: float
+    predicted: float
+    whole: bool
+    wrong: bool
+
+
+def _with_noise(case: tuple[int, int, int, int, bool], set_: int, ε: float) -> Outcome:
+    n, d, α, m, scalar = case
+    x, _, w, F = healthy(n, d, α, m, scalar=scalar, seed=set_)
+    generator = torch.Generator().manual_seed(1000 * set_ - round(math.log10(ε)))
+    noisy = F + ε * F.square().mean().sqrt() * torch.randn(F.shape, generator=generator, dtype=F.dtype)
+    found = identify(w, noisy, α, noise=ε, count=n)
+    actual = math.hypot(*(error(x, sample[None]) for sample in found.samples))
+    predicted = float(found.certificate.expected_error.norm())
+    wrong = is_wrong(found, Degenerate("noise", α, w, noisy, x, n, ε))
+    return Outcome(actual, predicted, len(found.samples) == n, wrong)
+
+
+def _slope_within_sets(answered: Tensor) -> float:
+    """Slope of log error over log noise, each sample set with an intercept of its own."""
+    u, v = answered[:, 1].log(), answered[:, 2].log()
+    for set_ in answered[:, 0].unique():
+        here = answered[:, 0] == set_
+        u[here] -= u[here].mean()
+        v[here] -= v[here].mean()
+    return float((u * v).sum() / u.square().sum())
+
+
 def margin() -> dict:
-    """Sixty random max-margin problems: residual, neurons against samples, counterexample, verdict."""
+    """Sixty random max-margin problems: residual to 1e-12, curvature, neurons, counterexample, verdict."""
     counts: Counter = Counter()
     dots = []
     for k in range(60):
@@ -210,6 +253,9 @@ def margin() -> dict:
         if found.residual > 1e-12:
             continue
         active, neurons = int(found.active.sum()), len(found.network.a)
+        tight = y * found.network(x)[:, 0].detach() < 1 + 1e-9
+        counts["strict local minima"] += found.is_minimum
+        counts["strictly complementary"] += torch.equal(tight, found.active)
         dots.append((active, neurons, α))
         verdict = identify(*from_network(found.network), α).certificate.verdict
         counts.update({"solved": 1, "neurons at most active samples": neurons <= active})
@@ -265,26 +311,23 @@ def frozen() -> dict:
 
 
 def degenerates() -> dict:
-    """Five hundred degenerate problems, each with and without the number of active samples."""
+    """Five hundred degenerate problems, each with and without the number of samples and the noise, if any."""
     table: dict[str, Counter] = defaultdict(Counter)
-    wrong = vacuous = 0
+    wrong = void = 0
     for problem in map(degenerate, range(500)):
-        for count in (None, problem.active):
-            try:
-                found = identify(problem.points, problem.values, problem.degree, count=count)
-            except PalimpsestError as refusal:
-                table[problem.kind][type(refusal).__name__] += 1
+        for found in problem.answers():
+            if isinstance(found, PalimpsestError):
+                table[problem.kind][type(found).__name__] += 1
                 continue
-            verdict = found.certificate.verdict
             wrong += is_wrong(found, problem)
-            vacuous += verdict is Verdict.CONDITIONAL and len(problem.directions) > len(found.samples)
-            table[problem.kind][str(verdict)] += 1
-    verdicts = {kind: dict(row) for kind, row in table.items()}
+            void += is_void(found, problem)
+            table[problem.kind][str(found.certificate.verdict)] += 1
     return {
         "problems": 500,
+        "answers": sum(row.total() for row in table.values()),
         "false claims": wrong,
-        "claims on a condition that did not hold": vacuous,
-        "verdicts": verdicts,
+        "claims on a condition that did not hold": void,
+        "verdicts": {kind: dict(row) for kind, row in table.items()},
     }
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor
 
-from palimpsest.identifiability import Identification, Verdict
+from palimpsest.errors import PalimpsestError
+from palimpsest.identifiability import Identification, Verdict, identify
 from palimpsest.identifiability.polynomials import monomial_count
 from palimpsest.networks import PolynomialNetwork
 
 DEGENERACIES = (
     "duplicate", "collinear", "dependent", "few", "inactive", "near",
-    "points", "junk", "noise", "overcomplete", "tiny", "corrupted",
+    "points", "junk", "noise", "overcomplete", "tiny", "corrupted", "planes", "hidden", "flat",
 )  # fmt: skip
 
 
@@ -70,7 +72,7 @@ def batch_gradient(net: PolynomialNetwork, x: Tensor, y: Tensor) -> dict[str, Te
 
 @dataclass(frozen=True)
 class Degenerate:
-    """A problem that breaks an assumption: evaluations, the distinct active directions, their number."""
+    """A problem that breaks an assumption: evaluations, the distinct active directions, the samples' number, noise."""
 
     kind: str
     degree: int
@@ -78,10 +80,20 @@ class Degenerate:
     values: Tensor
     directions: Tensor
     active: int
+    noise: float | None = None
+
+    def answers(self) -> Iterator[Identification | PalimpsestError]:
+        """With and without the number of samples, and with and without the noise where there is some."""
+        for count in (None, self.active):
+            for noise in dict.fromkeys((None, self.noise)):
+                try:
+                    yield identify(self.points, self.values, self.degree, count=count, noise=noise)
+                except PalimpsestError as refusal:
+                    yield refusal
 
 
 def degenerate(seed: int) -> Degenerate:
-    """One of twelve kinds of trouble, in dimension 2 to 6, degree 3 to 5, vector or scalar values."""
+    """A kind of trouble, in dimension 2 to 6 (or what it takes), degree 3 to 5, vector or scalar values."""
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -92,6 +104,9 @@ def degenerate(seed: int) -> Degenerate:
 
     kind, α, d = DEGENERACIES[seed % len(DEGENERACIES)], whole(3, 5), whole(2, 6)
     n, scalar = whole(2, d), whole(0, 3) == 0
+    if kind in ("planes", "hidden", "flat"):  # samples that imitate fewer do so for cubics
+        α, n, scalar = 3, 6 if kind == "planes" else 4, False
+        d = n + whole(0, 2)
     x, b = normal(n, d), normal(n)
     b = b + 0.2 * b.sign()
     N = monomial_count(d, α if scalar else α - 1)
@@ -102,12 +117,17 @@ def degenerate(seed: int) -> Degenerate:
         "dependent": lambda: normal(whole(1, 2), 2) @ x[:2],
         "near": lambda: x[:1] + 10.0 ** -whole(1, 9) * normal(1, d),
         "overcomplete": lambda: normal(whole(d - n + 1, d + 3), d),
+        "planes": lambda: torch.cat([normal(1, 2) @ x[:2], normal(1, 2) @ x[2:4]]),  # three in each, two beside
+        "hidden": lambda: normal(1, 2) @ x[:2],  # three in a plane, one beside, one in the noise
+        "flat": lambda: normal(1, 3) * torch.tensor([1, 1, 10.0 ** -whole(1, 10)]) @ x[:3],  # four, nearly in a plane
     }.get(kind, lambda: x[:0])()
     x, b = torch.cat([x, extra]), torch.cat([b, normal(len(extra))])
     if kind == "inactive":
         b[0] = 0
     if kind == "tiny":
         b[0] *= 10.0 ** -whole(3, 14)
+    if kind == "hidden":
+        b[3] *= 10.0 ** -whole(2, 6)
     w = normal(m, d)
     if kind == "points":  # in a hyperplane, or with repetitions
         flat = normal(m, max(1, d - 1)) @ normal(max(1, d - 1), d)
@@ -115,11 +135,12 @@ def degenerate(seed: int) -> Degenerate:
     F = evaluate(x, b, w, α, scalar=scalar)
     if kind == "junk":
         F = normal(*F.shape) if whole(0, 1) or scalar else w * normal(m, 1)
-    if kind == "noise":
-        F = F + F.square().mean().sqrt() * 10.0 ** -whole(2, 12) * normal(*F.shape)
+    noise = 10.0 ** -whole(2, 12) if kind in ("noise", "hidden") else None
+    if noise:
+        F = F + F.square().mean().sqrt() * noise * normal(*F.shape)
     if kind == "corrupted":
         F[: whole(1, 3)] *= 1 + 10.0 ** -whole(0, 10)
-    return Degenerate(kind, α, w, F, _distinct(unit(x[b != 0])), int((b != 0).sum()))
+    return Degenerate(kind, α, w, F, _distinct(unit(x[b != 0])), int((b != 0).sum()), noise)
 
 
 def _distinct(u: Tensor) -> Tensor:
@@ -133,14 +154,20 @@ def _distinct(u: Tensor) -> Tensor:
 def is_wrong(found: Identification, truth: Degenerate) -> bool:
     """Does the certificate claim anything false?
 
-    A returned sample must be a true one to ten times its expected error. "Identified" and "identified up to"
-    claim that none is missing; "identified if no more than n samples are active" claims all of it on that
-    condition only.
+    A returned sample must be a true one to ten times its expected error. "Identified", "identified up to" and
+    "identified if" claim that none is missing. If the claim supposes that no more than so many samples are
+    active, it is void where more are.
     """
     verdict, n = found.certificate.verdict, len(found.samples)
-    if verdict is Verdict.CONDITIONAL and len(truth.directions) > n:
+    if is_void(found, truth):
         return False
     if verdict in (Verdict.IDENTIFIED, Verdict.UP_TO, Verdict.CONDITIONAL) and len(truth.directions) != n:
         return True
     tolerance = 10 * found.certificate.expected_error + 1e-9
     return any(error(truth.directions, x[None]) > float(t) for x, t in zip(found.samples, tolerance, strict=True))
+
+
+def is_void(found: Identification, truth: Degenerate) -> bool:
+    """Is the claim made on a condition, stated with it, that does not hold?"""
+    most = found.certificate.most_active
+    return most is not None and len(truth.directions) > most

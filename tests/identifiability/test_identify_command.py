@@ -5,6 +5,7 @@ import torch
 from identifiability_problems import batch_gradient, digits, error, network, unit
 from safetensors.torch import load_file, save_file
 
+from palimpsest.cli import main
 from palimpsest.identifiability import stationary_network
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 
@@ -62,3 +63,38 @@ def test_wrong_use_is_one_sentence_and_status_two(tmp_path):
     status, text = run_identify(IdentifyOptions(net, gradient=net, initial=net))
     assert status == 2
     assert "give one of them" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "changes", "message"),
+    [
+        (["--activation", "1", "--gradient", "net.safetensors"], {}, "degree 1 "),
+        (["--activation", "nan"], {}, "activation is nan"),
+        (["--activation", "3.7"], {}, "activation is 3.7"),
+        (["--activation", "0", "1", "inf"], {}, "finite coefficients"),
+        (["--activation", "-3"], {}, "activation must be a polynomial"),
+        ([], {"W": torch.ones(10, 3, dtype=torch.int64)}, "floating-point"),
+        ([], {"a": torch.full((10,), torch.nan)}, "NaN"),
+        ([], {"a": torch.ones(3)}, "needs W"),
+        (["--gradient", "gradient.safetensors"], {}, "b has another shape"),
+        (["--initial", "gradient.safetensors"], {}, "holds no polynomial network"),
+        (["--initial", "single.safetensors"], {}, "precision"),
+        (["--norm", "nan"], {}, "give one of the two"),
+        (["--count", "0"], {}, "count is 0"),
+        (["--noise", "nan"], {}, "noise is nan"),
+        (["--output", "missing/found.safetensors"], {}, "there is no folder"),
+        (["--output", "."], {}, "cannot write"),
+    ],
+)
+def test_odd_input_is_one_sentence_and_status_two(tmp_path, monkeypatch, capsys, arguments, changes, message):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    tensors = {"W": torch.randn(10, 3).double(), "a": torch.randn(10).double(), "b": torch.randn(10).double()}
+    save_file(tensors | changes, "net.safetensors")
+    save_file(tensors | {"b": torch.ones(20)}, "gradient.safetensors")
+    save_file({name: t.float() for name, t in tensors.items()}, "single.safetensors")
+    assert main(["identify", "--weights", "net.safetensors", *arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.startswith("palimpsest: ")
+    assert err.count("\n") == 1

@@ -11,6 +11,7 @@ from palimpsest.identifiability import (
     from_network,
     identify,
     max_margin,
+    maxmargin,
     stationary_network,
 )
 from palimpsest.identifiability.polynomials import power_sum
@@ -30,6 +31,7 @@ def test_minima_of_the_margin_problem_have_few_neurons_and_determine_nothing(deg
     x, y, found = trained(degree, seed)
     assert found.residual < 1e-12
     assert (y * found.network(x)[:, 0] > 1 - 1e-12).all()
+    assert found.is_minimum
     assert len(found.network.a) <= int(found.active.sum())
     other = counterexample(found.network, x[found.active], (y * found.multipliers)[found.active])
     assert_explains(found.network, other.samples, other.weights)
@@ -94,6 +96,40 @@ def test_a_determined_sample_has_no_counterexample():
     found = max_margin(x, torch.ones(1), neurons=1)
     with pytest.raises(NoCounterexampleError):
         counterexample(found.network, x, found.multipliers)
+
+
+def test_a_saddle_is_not_called_a_minimum():
+    """Two equal neurons side by side are stationary with half the multiplier each, and joining them is shorter."""
+    x, y = torch.ones(1, 1, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    one = max_margin(x, y, neurons=1)
+    θ = torch.cat([one.network.a[:, None], one.network.W], 1).detach() * 2**-0.25
+    λ = one.multipliers * 2**0.5
+    pair = maxmargin._result(torch.cat([θ, θ]), λ, x, y, 3)
+    assert one.is_minimum
+    assert pair.residual < 1e-12
+    assert pair.curvature < 0
+    assert not pair.is_minimum
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda x, b: max_margin(x * torch.nan, b.sign()), "NaN"),
+        (lambda x, b: max_margin(x[:0], b[:0]), "do not fit"),
+        (lambda x, b: max_margin(x, b.sign(), degree=3.5), "whole number"),
+        (lambda x, b: max_margin(x, b.sign(), neurons=2), "neurons"),
+        (lambda x, b: stationary_network(x, 0 * b), "none of them zero"),
+        (lambda x, b: stationary_network(x, b, degree=2), "degree 2"),
+        (lambda x, b: stationary_network(x, b[:2]), "do not fit"),
+        (lambda x, b: counterexample(network(4, 5), x, b[:2]), "do not fit"),
+        (lambda x, b: counterexample(network(5, 5), x, b), "neurons of 5"),
+        (lambda x, b: counterexample(network(4, 5), x, b * torch.nan), "NaN"),
+    ],
+)
+def test_odd_samples_are_refused_by_name(call, message):
+    x, b, _, _ = healthy(3, 4, 3, 1)
+    with pytest.raises(InvalidInputError, match=message):
+        call(x, b)
 
 
 def test_wrong_use_is_named():

@@ -101,12 +101,17 @@ def test_dead_neurons_are_dropped_and_dead_heads_refused():
         from_network(net)
 
 
-def test_nan_is_named():
-    net = network(3, 20, (0.0, 1.0, 1.0, 1.0))
+@pytest.mark.parametrize("name", ["W", "a", "b"])
+@pytest.mark.parametrize("activation", [3, (0.0, 1.0, 1.0, 1.0)])
+def test_nan_is_named(name, activation):
+    net = network(3, 20, activation, bias=True)
     with torch.no_grad():
-        net.W[0, 0] = torch.nan
+        getattr(net, name)[0] = torch.nan
+    for read in (from_network, lambda net: from_gradient(net, dict(net.named_parameters()))):
+        with pytest.raises(NonFiniteError, match="NaN"):
+            read(net)
     with pytest.raises(NonFiniteError, match="NaN"):
-        from_network(net)
+        from_head_training(net, net)
 
 
 def test_wrong_pairs_of_networks_are_refused():
@@ -115,6 +120,15 @@ def test_wrong_pairs_of_networks_are_refused():
         from_head_training(one, two)
     with pytest.raises(InvalidInputError, match="shape"):
         from_lazy_training(one, network(3, 11))
+    with pytest.raises(InvalidInputError, match="activation"):
+        from_head_training(one, network(3, 10, 4))
+    with pytest.raises(InvalidInputError, match="precision"):
+        from_lazy_training(one, network(3, 10).float())
+    with pytest.raises(InvalidInputError, match="degree 1 "):
+        from_gradient(network(3, 10, 1), {})
+    biased = network(3, 10, bias=True)
+    with pytest.raises(InvalidInputError, match="b has another shape"):
+        from_gradient(biased, {"W": biased.W, "b": torch.ones(20)})
     with pytest.raises(InvalidInputError, match="lacks W"):
         from_gradient(one, {"a": one.a})
     with pytest.raises(InvalidInputError, match="neurons are needed"):

@@ -66,6 +66,7 @@ class Certificate:
     Attributes:
         verdict: see `Verdict`.
         reason: the condition, or why not more is identified; empty when nothing stands in the way.
+        most_active: the claim supposes that no more samples than this are active; None where it does not.
         not_identified: what evaluations never tell about active samples. (Inactive ones leave no trace.)
         degree: α.
         dimension: d of the samples (including the constant 1 of a bias).
@@ -87,6 +88,7 @@ class Certificate:
 
     verdict: Verdict
     reason: str
+    most_active: int | None
     not_identified: tuple[str, ...]
     degree: int
     dimension: int

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 
 from palimpsest import weights
-from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.errors import InvalidInputError, PalimpsestError, StorageError
 from palimpsest.identifiability.recovery import Identification, identify
 from palimpsest.identifiability.sources import (
     Evaluations,
@@ -19,6 +20,7 @@ from palimpsest.identifiability.sources import (
     from_network,
 )
 from palimpsest.networks import PolynomialNetwork
+from palimpsest.storage import write_atomically
 
 
 @dataclass(frozen=True)
@@ -49,17 +51,18 @@ class IdentifyOptions:
 
 def run_identify(options: IdentifyOptions) -> tuple[int, str]:
     """Exit status and text: 0 with the certificate, 1 where recovery failed, 2 for wrong use."""
+    output = options.output
     try:
+        if output is not None and not output.parent.is_dir():
+            raise InvalidInputError(f"there is no folder {output.parent} for the output; make it or choose another")
         found = _identify(options)
-    except InvalidInputError as error:
+        if output is not None:
+            tensors = {"samples": found.samples, "weights": found.weights, "subspace": found.subspace}
+            write_atomically(output, save({name: t.contiguous() for name, t in tensors.items()}))
+    except (InvalidInputError, StorageError) as error:
         return 2, str(error)
     except PalimpsestError as error:
         return 1, str(error)
-    if options.output is not None:
-        save_file(
-            {"samples": found.samples, "weights": found.weights, "subspace": found.subspace.contiguous()},
-            options.output,
-        )
     return 0, f"{len(found.samples)} samples recovered\n{found.certificate}"
 
 
@@ -81,7 +84,7 @@ def _evaluations(network: PolynomialNetwork, options: IdentifyOptions) -> Evalua
     if options.initial is None:
         return from_network(network)
     initial = _network(options.initial, options.activation)
-    if torch.equal(initial.W, network.W):
+    if torch.equal(initial.W.double(), network.W.double()):
         return from_head_training(initial, network)
     return from_lazy_training(initial, network)
 
@@ -89,20 +92,18 @@ def _evaluations(network: PolynomialNetwork, options: IdentifyOptions) -> Evalua
 def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
     tensors = weights.load(path)
     W, a, b = (tensors.get(name) for name in ("W", "a", "b"))
-    if (
-        W is None
-        or a is None
-        or not W.is_floating_point()
-        or W.dim() != 2
-        or a.shape != W.shape[:1]
-        or (b is not None and b.shape != a.shape)
-    ):
+    if W is None or a is None or W.dim() != 2 or a.shape != W.shape[:1] or (b is not None and b.shape != a.shape):
         raise InvalidInputError(f"{path} holds no polynomial network; it needs W (m, d), a (m,) and perhaps b (m,)")
-    network = PolynomialNetwork(
-        W.shape[1],
-        len(W),
-        activation=int(activation[0]) if len(activation) == 1 else activation,
-        bias=b is not None,
-    ).to(W.dtype)
+    if not all(t.is_floating_point() for t in (W, a, b) if t is not None):
+        raise InvalidInputError(f"{path} holds weights that are no floating-point numbers; save them as float")
+    network = PolynomialNetwork(W.shape[1], len(W), activation=_powers(activation), bias=b is not None).to(W.dtype)
     network.load_state_dict({name: t for name, t in tensors.items() if name in ("W", "a", "b")})
     return network
+
+
+def _powers(activation: tuple[float, ...]) -> int | tuple[float, ...]:
+    """A degree, where one number is given, or the coefficients."""
+    if not all(math.isfinite(c) for c in activation) or (len(activation) == 1 and activation[0] % 1):
+        given = " ".join(map(str, activation))
+        raise InvalidInputError(f"activation is {given}; give a whole degree, or finite coefficients c_0 c_1 … c_α")
+    return int(activation[0]) if len(activation) == 1 else activation

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError, NoCounterexampleError
+from palimpsest.identifiability.inputs import check_samples
 from palimpsest.networks import PolynomialNetwork
 
 
@@ -63,9 +64,14 @@ def counterexample(
     """
     if network.b is not None or any(network.coefficients[:-1]):
         raise InvalidInputError("only monomial activations without bias are covered; give such a network")
-    system = _System(network, margins)
     x, b = samples.detach().double(), weights.detach().double()
-    if (start := system.residual(x, b, b.sign(), b)) > 1e-8:
+    check_samples(x, b)
+    if x.shape[1] != network.W.shape[1]:
+        raise InvalidInputError(
+            f"samples of {x.shape[1]} coordinates do not fit neurons of {network.W.shape[1]}; give the network's own"
+        )
+    system = _System(network, margins)
+    if not (start := system.residual(x, b, b.sign(), b)) <= 1e-8:
         raise InvalidInputError(f"the network is not stationary for these samples ({start:.1e}); solve first")
     generator = torch.Generator().manual_seed(seed)
     J = torch.func.jacrev(lambda u: system(u, b.sign(), b))(_pack(x, b))

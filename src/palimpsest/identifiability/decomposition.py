@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from palimpsest.identifiability.polynomials import expand, monomials, multi_indices, sqrt_multinomials
+from palimpsest.identifiability.polynomials import contract, expand, monomials, multi_indices, sqrt_multinomials
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,18 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
         pairs: number of random pairs of slices among which the best-conditioned one is kept.
         seed: of the random slices.
     """
-    M = torch.stack([_slice(T, v, p) for v in _directions(T, 2 * pairs, seed)])
+    M = random_slices(T, p, 2 * pairs, seed)
     basis = torch.eye(T.shape[0], dtype=T.dtype) if p == 1 else _range(M, noise)
     C = basis.T @ M @ basis
     candidates = [_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)]
     u, _, real = max(candidates, key=lambda found: (int(found[2].sum()), found[1]))
     return _polish(T, basis, u, p, real)
+
+
+def random_slices(T: Tensor, p: int, number: int, seed: int) -> Tensor:
+    """M(v) for random v, one in every slot that is left, as a stack of matrices."""
+    directions = _directions(T, number * (T.dim() - 2 * p), seed).reshape(number, -1, T.shape[0])
+    return torch.stack([_slice(T, v, p) for v in directions])
 
 
 def _directions(T: Tensor, number: int, seed: int) -> Tensor:
@@ -77,9 +83,7 @@ def _directions(T: Tensor, number: int, seed: int) -> Tensor:
 
 def _slice(T: Tensor, v: Tensor, p: int) -> Tensor:
     """M(v) in the coordinates of the weighted monomials of degree p."""
-    d = T.shape[0]
-    while T.dim() > 2 * p:
-        T = T @ v
+    d, T = T.shape[0], contract(T, *v)
     position = multi_indices(d, p) @ (d ** torch.arange(p - 1, -1, -1))
     weight = sqrt_multinomials(d, p).to(T)
     return T.reshape(d**p, d**p)[position][:, position] * weight[:, None] * weight

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.identifiability.interpolation import Interpolant
-from palimpsest.identifiability.polynomials import power_sum
+from palimpsest.identifiability.polynomials import distinct_directions, power_sum
 from palimpsest.identifiability.refinement import NORMAL_LIMIT, least_squares, model
 
 
@@ -26,10 +26,7 @@ def surplus_terms(points: Tensor) -> int:
     >>> surplus_terms(torch.eye(6).repeat(5, 1) + torch.arange(30)[:, None])
     1
     """
-    unit = torch.nn.functional.normalize(points, dim=1)
-    unit = (unit * unit.sum(1, keepdim=True).sign()).round(decimals=9)
-    distinct = len(torch.unique(unit, dim=0))  # parallel points repeat each other
-    return min(distinct // 3, NORMAL_LIMIT // 2) // points.shape[1]
+    return min(distinct_directions(points) // 3, NORMAL_LIMIT // 2) // points.shape[1]
 
 
 def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> tuple[Tensor, Interpolant]:
@@ -53,5 +50,5 @@ def _fit(points: Tensor, values: Tensor, signs: Tensor, degree: int, seed: int) 
     generator = torch.Generator().manual_seed(seed)
     z = torch.randn(len(signs), points.shape[1], generator=generator, dtype=points.dtype)
     z *= 0.5 * float(values.norm() / model(points, z, signs, degree, scalar=True).norm()) ** (1 / degree)
-    z, _, misfit = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
+    z, _, misfit, _ = least_squares(points, values, z, signs, degree, damping=1.0, iterations=400)
     return z, misfit

@@ -3,7 +3,8 @@
     min_θ ½‖θ‖²   subject to   y_i Φ(θ; x_i) ≥ 1,     Φ(θ; x) = Σ_j a_j (W_j·x)^α
 
 which is where gradient flow on the logistic loss ends up in direction. An augmented Lagrangian finds the
-minimum and its active sets, Newton's method on the KKT system makes it exact.
+minimum and its active sets, Newton's method on the KKT system makes it exact, and the curvature of the
+Lagrangian along the active margins tells whether it is a minimum.
 """
 
 from __future__ import annotations
@@ -16,41 +17,54 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.identifiability.inputs import check_degree, check_samples
 from palimpsest.networks import PolynomialNetwork
 
 
 @dataclass(frozen=True)
 class MaxMargin:
-    """A point of the max-margin problem.
+    """A stationary point of the max-margin problem, and the evidence that it is a minimum.
 
     Attributes:
         network: the neurons that are not zero.
         multipliers: λ_i ≥ 0, (n,).
         residual: largest violation of stationarity, feasibility, sign and complementarity.
+        curvature: least eigenvalue of the Lagrangian's Hessian on the directions that keep every margin with
+            λ_i > 0; infinite where there are none.
     """
 
     network: PolynomialNetwork
     multipliers: Tensor
     residual: float
+    curvature: float
 
     @property
     def active(self) -> Tensor:
-        """Which samples hold the margin, λ_i > 0, (n,)."""
+        """Which samples enter the stationarity system, λ_i > 0, (n,)."""
         return self.multipliers > 0
+
+    @property
+    def is_minimum(self) -> bool:
+        """Is this a strict local minimum, by the sufficient condition of second order?
+
+        Neurons that vanish need no condition: one of size ε costs ½ε² and changes the margins by O(ε^{α+1}).
+        """
+        return self.residual <= 1e-10 and self.curvature > 1e-8
 
 
 def max_margin(samples: Tensor, labels: Tensor, *, degree: int = 3, neurons: int = 20, seed: int = 0) -> MaxMargin:
-    """A local minimum of the max-margin problem, from a random start.
+    """A stationary point of the max-margin problem by descent from a random start; see ``is_minimum``.
 
     >>> x = torch.eye(3, dtype=torch.float64)
     >>> found = max_margin(x, torch.tensor([1.0, -1.0, 1.0]), neurons=8)
-    >>> found.residual < 1e-12, len(found.network.a) <= int(found.active.sum())
-    (True, True)
+    >>> found.residual < 1e-12, found.is_minimum, len(found.network.a) <= int(found.active.sum())
+    (True, True, True)
     """
-    x, y = samples.double(), labels.double()
-    shapes = x.dim() == 2 and y.shape == x.shape[:1] and y.abs().eq(1).all()
-    if not (shapes and degree >= 1 and neurons >= len(x)):
-        raise InvalidInputError("give samples (n, d), n labels ±1, degree ≥ 1 and at least n neurons")
+    check_degree(degree, least=1)
+    x, y = (torch.as_tensor(t).detach().double() for t in (samples, labels))
+    if not y.abs().eq(1).all() or neurons < len(x):
+        raise InvalidInputError("give labels ±1 and at least as many neurons as samples")
+    check_samples(x, y)
     θ = _feasible_start(x, y, degree, neurons, seed)
     λ, width = torch.zeros_like(y), len(θ) + 1
     while len(θ) < width:
@@ -159,4 +173,14 @@ def _result(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> MaxMar
     with torch.no_grad():
         network.a.copy_(θ[:, 0])
         network.W.copy_(θ[:, 1:])
-    return MaxMargin(network, λ, max(float(v.max()) for v in violations))
+    return MaxMargin(network, λ, max(float(v.max()) for v in violations), _curvature(flat, x, y, degree, len(θ)))
+
+
+def _curvature(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> float:
+    """Least eigenvalue of ∇²_θ of the Lagrangian on the null space of the gradients of the margins with λ_i > 0."""
+    H = torch.func.hessian(_lagrangian)(flat, x, y, degree, neurons)
+    size = neurons * (x.shape[1] + 1)
+    gradients = H[size:, :size][flat[size:] > 0]  # ∂²/∂λ_i∂θ is −y_i ∇Φ(x_i)
+    _, σ, Vh = torch.linalg.svd(gradients)
+    tangent = Vh[int((σ > 1e-10 * σ.max()).sum()) if len(σ) else 0 :].T
+    return float(torch.linalg.eigvalsh(tangent.T @ H[:size, :size] @ tangent).min()) if tangent.numel() else torch.inf

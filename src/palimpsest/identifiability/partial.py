@@ -1,10 +1,10 @@
 """What is still determined where the whole data set is not.
 
 Two things survive. The rows of the values always lie in the span of the active samples, so every direction
-found in them is a direction of that span. And where T is known but does not decompose as a whole, a term that
-splits off as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i orthogonal to everything else
-in T, is returned as a sample, while the rest remains a subspace. (As ever, α samples in one plane can imitate
-two.)
+found in them is a direction of that span. And where T is known but is no sum of r independent terms, r the
+dimension of its span, a term may split off as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i
+orthogonal to everything else in T. If no more than r + 1 samples are active it is one of them, as
+`docs/identifiability.md` proves; the rest remains a subspace.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from palimpsest.identifiability.decomposition import Terms
+from palimpsest.identifiability.decomposition import Terms, random_slices
 from palimpsest.identifiability.polynomials import contract
 
 
@@ -44,3 +44,34 @@ def split_off(T: Tensor, terms: Terms) -> Tensor:
         M = contract(T, *[u / (u @ x)] * (T.dim() - 2))
         defects.append((M - b * torch.outer(x, x)).norm() / b.abs())
     return torch.stack(defects)
+
+
+def is_indecomposable(T: Tensor, error: float, *, seed: int = 0) -> bool:
+    """Is certainly no tensor within ``error`` of T a sum of r independent real terms, T of size r?
+
+    The matrices X_k = M_0^{−1} M_k of such a sum, for slices M_k, commute and have real eigenvalues. An error E on
+    T moves X_k by δ_k ≤ ‖E‖(1 + ‖X_k‖)/(σ_min(M_0) − ‖E‖), their commutator by 2(‖X_1‖δ_2 + ‖X_2‖δ_1 + δ_1 δ_2)
+    at most, and by Bauer and Fike the eigenvalues of X_1 by κδ_1, κ the condition of its eigenvectors: discs
+    of that radius, however they overlap, reach the real axis from no further than 2rκδ_1.
+
+    >>> from palimpsest.identifiability.polynomials import power_sum
+    >>> e = torch.eye(3, dtype=torch.float64)
+    >>> is_indecomposable(power_sum(e, torch.ones(3).double(), 3), 1e-12)
+    False
+    >>> is_indecomposable(power_sum(torch.cat([e, e.sum(0)[None]]), torch.ones(4).double(), 3), 1e-12)
+    True
+    """
+    M = random_slices(T, 1, 12, seed)
+    smallest = torch.linalg.svdvals(M)[:, -1]
+    base = int(smallest.argmax())
+    room = float(smallest[base]) - error
+    others = [k for k in range(len(M)) if k != base][:2]
+    if room <= 0 or len(T) < 2:
+        return False
+    X, Y = torch.linalg.solve(M[base], M[others])
+    x, y = (float(torch.linalg.matrix_norm(Z, 2)) for Z in (X, Y))
+    δx, δy = (error * (1 + size) / room for size in (x, y))
+    if torch.linalg.matrix_norm(X @ Y - Y @ X, 2) > 2 * (x * δy + y * δx + δx * δy):
+        return True
+    eigenvalues, vectors = torch.linalg.eig(X)
+    return bool(eigenvalues.imag.abs().max() > 2 * len(T) * torch.linalg.cond(vectors) * δx)

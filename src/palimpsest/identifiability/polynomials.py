@@ -67,6 +67,16 @@ def monomials_jacobian(w: Tensor, degree: int) -> Tensor:
     return D * sqrt_multinomials(w.shape[1], degree).to(w)[:, None]
 
 
+def distinct_directions(w: Tensor) -> int:
+    """The number of rows of w that are no multiples of each other: parallel points repeat each other.
+
+    >>> distinct_directions(torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]]))
+    2
+    """
+    unit = torch.nn.functional.normalize(w, dim=1)
+    return len(torch.unique((unit * unit.sum(1, keepdim=True).sign()).round(decimals=9), dim=0))
+
+
 def kernel(u: Tensor, v: Tensor, degree: int) -> Tensor:
     """K_{pq} = (u_p·v_q)^q, the Gram matrix of the weighted monomials."""
     return (u @ v.T) ** degree
@@ -85,11 +95,24 @@ def expand(c: Tensor, dimension: int, degree: int) -> Tensor:
     >>> torch.allclose(compress(expand(c, 4, 3)), c)
     True
     """
-    grid = torch.cartesian_prod(*[torch.arange(dimension)] * degree).reshape(-1, degree).sort(1).values
-    place = dimension ** torch.arange(degree - 1, -1, -1)
-    position = torch.searchsorted(multi_indices(dimension, degree) @ place, grid @ place)
+    grid = torch.cartesian_prod(*[torch.arange(dimension)] * degree).reshape(-1, degree)
+    position = _positions(grid, dimension)
     entries = c / sqrt_multinomials(dimension, degree).to(c)
     return entries[..., position].reshape(*c.shape[:-1], *[dimension] * degree)
+
+
+def _positions(index: Tensor, dimension: int) -> Tensor:
+    """Where the monomials w_{i_1} … w_{i_q} of the rows (i_1, …, i_q), in any order, stand among `multi_indices`."""
+    degree = index.shape[1]
+    place = dimension ** torch.arange(degree - 1, -1, -1)
+    return torch.searchsorted(multi_indices(dimension, degree) @ place, index.sort(1).values @ place)
+
+
+def gradient_positions(dimension: int, degree: int) -> Tensor:
+    """The (d, N) places of the monomials w_a w^β of degree α, for every a and every w^β of degree α − 1."""
+    lower = multi_indices(dimension, degree - 1)
+    first = torch.arange(dimension).repeat_interleave(len(lower))[:, None]
+    return _positions(torch.cat([first, lower.repeat(dimension, 1)], 1), dimension).reshape(dimension, -1)
 
 
 def symmetrise(A: Tensor, degree: int) -> Tensor:

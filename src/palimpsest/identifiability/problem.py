@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.errors import InvalidInputError
 from palimpsest.identifiability import partial
+from palimpsest.identifiability.inputs import check_degree, check_finite
 
 
 @dataclass(frozen=True)
@@ -45,21 +48,21 @@ class Problem:
         count: int | None,
         noise: float | None,
     ) -> Problem:
+        check_degree(degree)
         w, F = torch.as_tensor(points).detach(), torch.as_tensor(values).detach()
-        if degree < 3:
-            raise InvalidInputError(
-                f"degree {degree} determines only a moment of the data (see counterexample); use 3 or more"
-            )
         if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or not w.numel():
             raise InvalidInputError(
                 f"points {tuple(w.shape)} and values {tuple(F.shape)} do not fit; give (m, d) and (m, d) or m"
             )
-        if norm is not None and (bias or not norm > 0):
+        if bias and w.shape[1] < 2:
+            raise InvalidInputError("the points hold nothing beside the bias; give one coordinate or more before it")
+        if norm is not None and (bias or not 0 < norm < math.inf):
             raise InvalidInputError("norm must be positive, and a bias already fixes it; give one of the two")
+        if count is not None and not (isinstance(count, Integral) and count >= 1):
+            raise InvalidInputError(f"count is {count}; give the number of active samples, or leave it out")
         if noise is not None and not 0 < noise < 1:
             raise InvalidInputError(f"noise is {noise}; give the relative error of the values, in (0, 1)")
-        if not (torch.isfinite(w).all() and torch.isfinite(F).all()):
-            raise NonFiniteError("points or values hold NaN or infinity; leave those evaluations out")
+        check_finite("points or values", w, F)
         rounding = 100 * max(torch.finfo(t.dtype).eps if t.is_floating_point() else 2e-16 for t in (w, F))
         w, F = w.to("cpu", torch.float64), F.to("cpu", torch.float64)
         ω, ν = (float(t.square().mean().sqrt()) or 1.0 for t in (w, F))

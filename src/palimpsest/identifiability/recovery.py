@@ -6,7 +6,9 @@ simultaneous diagonalisation; the samples, by Gauss–Newton on the values.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 import torch
@@ -18,15 +20,18 @@ from palimpsest.identifiability.certificate import Certificate, Verdict, margins
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
-from palimpsest.identifiability.polynomials import kernel, monomial_count
+from palimpsest.identifiability.polynomials import distinct_directions, kernel, monomial_count
 from palimpsest.identifiability.problem import Problem
 from palimpsest.identifiability.readout import propagate, samples_and_weights
-from palimpsest.identifiability.refinement import Refined, model, refine
-from palimpsest.identifiability.verdict import judge, open_questions
+from palimpsest.identifiability.refinement import Refined, model, refine, weighed
+from palimpsest.identifiability.verdict import judge, no_more_active_than, open_questions, scale_is_known
 from palimpsest.networks import PolynomialNetwork
 
 LARGEST_ERROR = 1e-2
 """A sample whose expected error exceeds this fraction of its norm is not called determined."""
+
+RETRY_LIMIT = 400
+"""Most unknowns n·d for which further slices are tried where the first lead nowhere; beyond, it would take minutes."""
 
 
 @dataclass(frozen=True)
@@ -124,11 +129,12 @@ def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Id
         reason = f"{len(problem.points)} evaluations fit anything; more are needed as a check"
         return _undetermined(problem, reason, span, T)
     span, T = _reduced(problem, span, T)
-    attempts = [_fit(problem, _start(problem, T, span, p, seed)) for p in orders(problem.degree)]
-    fitting = [attempt for attempt in attempts if attempt.misfit <= problem.allowed]
-    if fitting:
-        return _conclude(problem, T, fitting[0], span, network)
-    return _in_part(problem, T, _start(problem, T, span, 1, seed), span, min(a.misfit for a in attempts))
+    least = torch.inf
+    for attempt in _attempts(problem, T, span, seed):
+        if attempt.misfit <= _allowed(problem, T, attempt):
+            return _conclude(problem, T, attempt, span, network)
+        least = min(least, attempt.misfit)
+    return _in_part(problem, T, _start(problem, T, span, 1, seed), span, least)
 
 
 @dataclass(frozen=True)
@@ -163,9 +169,10 @@ def _undetermined(
     span = span or _Span(problem.points.new_zeros(d, 0), nothing)
     T = T or Interpolant(None, 0, 0, 0.0, torch.nan, nothing)
     certificate = Certificate(
-        verdict=Verdict.NOT_IDENTIFIED, reason=reason, not_identified=("the samples",), degree=problem.degree,
-        dimension=d, reduced_dimension=span.basis.shape[1], evaluations=len(problem.points), needed=T.needed,
-        rank=T.rank, family=T.nullity, interpolation_misfit=T.misfit, misfit=torch.nan, noise=problem.noise,
+        verdict=Verdict.NOT_IDENTIFIED, reason=reason, most_active=None, not_identified=("the samples",),
+        degree=problem.degree, dimension=d, reduced_dimension=span.basis.shape[1],
+        evaluations=len(problem.points), needed=T.needed, rank=T.rank, family=T.nullity,
+        interpolation_misfit=T.misfit, misfit=torch.nan, noise=problem.noise,
         interpolation_conditioning=T.conditioning, sample_conditioning=torch.nan,
         jacobian_conditioning=torch.nan, error_per_noise=nothing, direction_bounds=span.bounds,
     )  # fmt: skip
@@ -192,15 +199,17 @@ def _checked(problem: Problem, span: _Span) -> bool:
     Where every independent evaluation brings a new direction, as at the minimum of the margin problem, the
     next might have too. Independent evaluations are counted by the rank of K_pq = (w_p·w_q)^{α−1}.
     """
-    m, r = len(problem.points), span.basis.shape[1]
+    (m, d), r, distinct = problem.points.shape, span.basis.shape[1], distinct_directions(problem.points)
+    if d == 1:
+        return True  # on a line every tensor is one term, and every sample has that direction
     if problem.scalar:
-        completed = r < len(span.basis)  # with a reserve of its own
-        return completed or m > monomial_count(r, problem.degree)
+        completed = r < d  # with a reserve of its own
+        return completed or distinct > monomial_count(r, problem.degree)
     order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
     some = torch.nn.functional.normalize(problem.points[order[: max(4 * r, 200)]], dim=1)
     K = kernel(some, some, problem.degree - 1)
     independent = int(torch.linalg.matrix_rank(K, hermitian=True, rtol=1e-12))
-    return independent > r and m * r > monomial_count(r, problem.degree)
+    return independent > r and distinct * r > monomial_count(r, problem.degree)
 
 
 def _reduced(problem: Problem, span: _Span, T: Interpolant) -> tuple[_Span, Interpolant]:
@@ -226,15 +235,46 @@ def _start(problem: Problem, T: Interpolant, span: _Span, p: int, seed: int) -> 
     return _Attempt(terms, Refined(z, None, torch.nan, 0), terms.weights.sign(), embedding, torch.inf)
 
 
-def _fit(problem: Problem, start: _Attempt) -> _Attempt:
+def _attempts(problem: Problem, T: Interpolant, span: _Span, seed: int) -> Iterator[_Attempt]:
+    """Fits of the terms of T: from one set of slices, and should noise have spoilt those, cautiously from others."""
+    for p in orders(problem.degree):
+        yield _fit(problem, _start(problem, T, span, p, seed))
+    if T.misfit > problem.allowed or problem.points.shape[1] * span.basis.shape[1] > RETRY_LIMIT:
+        return
+    for p, again in product(orders(problem.degree), range(1, 9)):
+        yield _fit(problem, _start(problem, T, span, p, seed + again), damping=1e-3)
+
+
+def _fit(problem: Problem, start: _Attempt, damping: float = 0.0) -> _Attempt:
     """Refine the terms on the values; the misfit is that of all values, in all directions."""
     if not torch.isfinite(start.z).all():
         return start
     w, F = problem.points @ start.embedding, problem.values
-    fit = refine(w, F if problem.scalar else F @ start.embedding, start.fit.z, start.signs, problem.degree)
-    fitted = model(w, fit.z, start.signs, problem.degree, scalar=problem.scalar)
+    inside, z, signs = F if problem.scalar else F @ start.embedding, start.fit.z, start.signs
+    if damping:
+        z, signs = weighed(w, inside, z, problem.degree)
+    fit = refine(w, inside, z, signs, problem.degree, damping=damping)
+    fitted = model(w, fit.z, signs, problem.degree, scalar=problem.scalar)
     residual = F - (fitted if problem.scalar else fitted @ start.embedding.T)
-    return replace(start, fit=fit, misfit=float(residual.norm() / F.norm()))
+    rested = fit.converged or not damping  # nearer to the end Gauss–Newton stops for lack of digits, not of time
+    return replace(start, fit=fit, signs=signs, misfit=float(residual.norm() / F.norm()) if rested else torch.inf)
+
+
+def _allowed(problem: Problem, T: Interpolant, attempt: _Attempt) -> float:
+    """The largest misfit that noise explains in these samples, given the one it leaves in T.
+
+    T has k unknowns more than the samples, so Gaussian noise of the declared size ε sets the squared misfits
+    apart by ε² χ²_k per equation, and P(χ²_k ≥ k + 2√(kt) + 2t) ≤ e^{−t} (Laurent and Massart).
+    """
+    if not problem.declared or not len(T.factor):
+        return problem.allowed
+    F, U = problem.values, attempt.embedding
+    inside = F if problem.scalar else F @ U
+    outside = 0.0 if problem.scalar else float((F - inside @ U.T).square().sum())
+    least = (T.misfit**2 * float(inside.square().sum()) + outside) / float(F.square().sum())
+    k = max(1, monomial_count(U.shape[1], problem.degree) - attempt.fit.z.numel())
+    apart = k + 2 * (15 * k) ** 0.5 + 30
+    return min(problem.allowed, (least + problem.noise**2 * apart / F.numel()) ** 0.5)
 
 
 def _conclude(
@@ -249,14 +289,15 @@ def _conclude(
     size = (samples.square().sum(1) + problem.bias).sqrt()
     sure = errors * problem.noise <= LARGEST_ERROR * size
     compared = None if network is None else margins(network, samples, weights)
-    if compared is not None and compared.agree:
+    if compared is not None and scale_is_known(problem, compared):
         weights = weights * compared.scale ** (problem.degree - 1)
     verdict, reason, open_ = judge(problem, sure, span.basis.shape[1], attempt.fit.nullity, compared)
-    if verdict is Verdict.NOT_IDENTIFIED:
-        sure = torch.zeros_like(sure)
+    refused = verdict is Verdict.NOT_IDENTIFIED
+    sure &= not refused
     certificate = replace(
         _undetermined(problem, reason, span, T).certificate, verdict=verdict, not_identified=open_,
-        family=attempt.fit.nullity, misfit=attempt.misfit, sample_conditioning=attempt.terms.conditioning,
+        most_active=None if refused or problem.count else len(sure), family=attempt.fit.nullity,
+        misfit=attempt.misfit, sample_conditioning=attempt.terms.conditioning,
         jacobian_conditioning=attempt.fit.conditioning, error_per_noise=errors[sure], margins=compared,
     )  # fmt: skip
     return Identification(samples[sure], weights[sure], certificate, span.basis)
@@ -294,24 +335,43 @@ def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, mis
     if T.misfit > problem.allowed:
         completed = problem.scalar and not len(T.factor)
         best = "the values show no tensor of few terms" if completed else "the values are no evaluations of an f"
-        reason = f"{best}: the best misses them by {T.misfit:.1e}, where noise explains {problem.allowed:.1e}"
-        kept = torch.zeros(len(start.signs), dtype=torch.bool)
-    else:
-        defects = partial.split_off(T.tensor, start.terms)
-        samples, weights, errors = _in_units(problem, start, T)
-        errors += defects.sqrt() / problem.noise  # two samples this close together would pass for one
-        tolerance = 100 * problem.noise / (T.conditioning * start.terms.conditioning**2)
-        kept = start.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
-        kept &= not (problem.estimated or problem.count)
-        dependent = "the samples are linearly dependent to within the noise, or too many"
-        condition = f"; these are samples if no {problem.degree} samples share a plane" if kept.any() else ""
-        reason = f"only {int(kept.sum())} terms split off; {dependent}{condition}"
-    rest = _undetermined(problem, reason, span, T)
-    rest = replace(rest, certificate=replace(rest.certificate, misfit=misfit))
+        where = f" in the {span.basis.shape[1]} dimensions that stand out of the noise" if problem.declared else ""
+        reason = f"{best}{where}: the best misses them by {T.misfit:.1e}, noise explains {problem.allowed:.1e}"
+        return _misfitting(problem, reason, span, T, misfit)
+    kept, errors = _split_off(problem, T, start)
+    reason = (
+        f"{int(kept.sum())} terms split off; the samples are linearly dependent, too many, or too alike to tell apart"
+    )
     if not kept.any():
-        return rest
+        return _misfitting(problem, reason, span, T, misfit)
+    most = None if problem.count else span.basis.shape[1] + 1
+    samples, weights, _ = _in_units(problem, start, T)
     certificate = replace(
-        rest.certificate, verdict=Verdict.IN_PART, error_per_noise=errors[kept],
-        not_identified=open_questions(problem), sample_conditioning=start.terms.conditioning,
+        _misfitting(problem, reason, span, T, misfit).certificate, verdict=Verdict.IN_PART, most_active=most,
+        reason=reason if most is None else f"{reason}; those returned are samples if {no_more_active_than(most)}",
+        error_per_noise=errors[kept], not_identified=open_questions(problem),
+        sample_conditioning=start.terms.conditioning,
     )  # fmt: skip
     return Identification(samples[kept], weights[kept], certificate, span.basis)
+
+
+def _misfitting(problem: Problem, reason: str, span: _Span, T: Interpolant, misfit: float) -> Identification:
+    """No samples, because the best of them leave this misfit."""
+    found = _undetermined(problem, reason, span, T)
+    return replace(found, certificate=replace(found.certificate, misfit=misfit))
+
+
+def _split_off(problem: Problem, T: Interpolant, start: _Attempt) -> tuple[Tensor, Tensor]:
+    """Which terms are samples if no more than r + 1 are active, and the expected errors per unit of noise."""
+    assert T.tensor is not None
+    defects = partial.split_off(T.tensor, start.terms)
+    errors = _in_units(problem, start, T)[2]
+    errors += defects.sqrt() / problem.noise  # two samples this close together would pass for one
+    tolerance = 100 * problem.noise / (T.conditioning * start.terms.conditioning**2)
+    kept = start.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
+    if problem.estimated or problem.count not in (None, T.tensor.shape[0] + 1):
+        return torch.zeros_like(kept), errors
+    # What noise may have added, and what it takes to split the term off entirely, must not make T decompose.
+    distances = 10 * T.tensor_error(problem.noise) + defects * start.terms.weights.abs()
+    proved = [partial.is_indecomposable(T.tensor, float(distance)) for distance in distances]
+    return kept & torch.tensor(proved), errors

@@ -32,12 +32,14 @@ class Refined:
         covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None when not computed.
         conditioning: smallest over largest singular value of J.
         nullity: dimension of the family of samples with the same values, to first order.
+        converged: whether the iteration came to rest.
     """
 
     z: Tensor
     covariance: Tensor | None
     conditioning: float
     nullity: int
+    converged: bool = True
 
 
 def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
@@ -66,11 +68,30 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
     return normal.reshape(n * d, n * d)
 
 
-def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Refined:
+def weighed(points: Tensor, values: Tensor, z: Tensor, degree: int) -> tuple[Tensor, Tensor]:
+    """The same directions with the lengths and signs that fit the values best: least squares for b_i.
+
+    >>> w = torch.randn(9, 2, dtype=torch.float64)
+    >>> z, signs = weighed(w, -8 * w[:, 0] ** 3, torch.eye(2, dtype=torch.float64), 3)
+    >>> torch.allclose(z, torch.diag(torch.tensor([2.0, 0.0])).double(), atol=1e-4), float(signs[0])
+    (True, -1.0)
+    """
+    x = torch.nn.functional.normalize(z, dim=1)
+    t = points @ x.T
+    if values.dim() == 1:
+        columns, F = t**degree, values[:, None]
+    else:
+        columns, F = ((t ** (degree - 1))[:, None, :] * x.T).flatten(0, 1), values.reshape(-1, 1)
+    b = torch.linalg.lstsq(columns, F, driver="gelsd").solution[:, 0]
+    return b.abs().pow(1 / degree)[:, None] * x, b.sign()
+
+
+def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float = 0.0) -> Refined:
     """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start; leaves z as it is when the problem is large."""
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
-    z, normal, _ = least_squares(points, values, z, signs, degree, damping=0.0)
+    iterations = 300 if damping else 25
+    z, normal, _, converged = least_squares(points, values, z, signs, degree, damping=damping, iterations=iterations)
     scale = z.norm(dim=1, keepdim=True).expand_as(z).flatten()
     scaled = normal * scale[:, None] * scale
     R, failed = torch.linalg.cholesky_ex(scaled, upper=True)
@@ -80,7 +101,7 @@ def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int
     else:
         inverse, nullity = _inverse_or_infinity(scaled)
     covariance = inverse * scale[:, None] * scale
-    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, nullity)
+    return Refined(z, covariance.reshape(*z.shape, *z.shape), smallest / largest, nullity, converged)
 
 
 def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
@@ -105,8 +126,10 @@ def least_squares(
     *,
     damping: float,
     iterations: int = 25,
-) -> tuple[Tensor, Tensor, float]:
-    """Levenberg–Marquardt; returns z, JᵀJ close to it and the relative misfit. Without damping, Gauss–Newton.
+) -> tuple[Tensor, Tensor, float, bool]:
+    """Levenberg–Marquardt: z, JᵀJ close to it, the relative misfit, and whether it came to rest in time.
+
+    Without damping it is Gauss–Newton.
 
     JᵀJ is renewed only while steps are long: close to the solution an old one converges as well.
     """
@@ -135,7 +158,9 @@ def least_squares(
                 continue
         step = torch.cholesky_solve(downhill, R, upper=True).reshape(z.shape)
         z, length = kept + step, float(step.abs().max())
-    return kept, normal, best
+    else:
+        return kept, normal, best, False
+    return kept, normal, best, True
 
 
 def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int) -> Tensor:

@@ -15,7 +15,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.errors import InvalidInputError, NoGradientError
+from palimpsest.identifiability.inputs import check_degree, check_finite
 from palimpsest.identifiability.polynomials import monomial_count, monomials
 from palimpsest.networks import PolynomialNetwork
 
@@ -54,9 +55,7 @@ def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, 
     gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them. By
     default that place is found from the parameters themselves.
     """
-    start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
-    if start.shape != end.shape:
-        raise InvalidInputError("initial and final network differ in shape; give two states of one network")
+    start, end = _states(initial, final)
     at = _place_of_gradients(initial, final, start, end) if at is None else at
     between = copy.deepcopy(initial)
     with torch.no_grad():
@@ -82,22 +81,38 @@ def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> 
 
     Each step adds to a_j a multiple of σ(W_j·x_i) per sample, and W_j never moves, so the sum is exact.
     """
-    w = _lifted(initial, _parameters(initial))
-    if not torch.equal(w, _lifted(final, _parameters(final))):
+    w, same = _states(initial, final)
+    if not torch.equal(w, same):
         raise InvalidInputError("W or b moved, so more than the head was trained; use from_lazy_training")
-    values = (final.a - initial.a).detach().to(w) / initial.coefficients[-1]
+    values = (final.a - initial.a).detach() / initial.coefficients[-1]
     return w, _leading_part(w, values, initial)
 
 
+def _states(initial: PolynomialNetwork, final: PolynomialNetwork) -> tuple[Tensor, Tensor]:
+    """The rows (W_j, b_j) before and after."""
+    start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
+    check_finite("the head weights", initial.a, final.a)
+    if start.shape != end.shape or initial.coefficients != final.coefficients:
+        raise InvalidInputError(
+            "initial and final network differ in shape or activation; give two states of one network"
+        )
+    if start.dtype != end.dtype or initial.a.dtype != final.a.dtype:
+        raise InvalidInputError("initial and final weights differ in precision; save both in the same")
+    return start, end
+
+
 def _lifted(network: PolynomialNetwork, parameters: Mapping[str, Tensor]) -> Tensor:
-    """The rows (W_j, b_j), or W_j where the network has no bias."""
+    """The rows (W_j, b_j), or W_j where the network has no bias, of a network of a degree that is worth it."""
+    check_degree(network.degree)
     names = ["W"] if network.b is None else ["W", "b"]
     if missing := [name for name in names if parameters.get(name) is None]:
         raise InvalidInputError(f"the gradient lacks {', '.join(missing)}; give one entry per parameter")
     blocks = [parameters[name].detach() for name in names]
-    if blocks[0].shape != network.W.shape:
-        raise InvalidInputError("W has another shape than the network's; give one entry per parameter")
-    return torch.cat([block.reshape(len(blocks[0]), -1) for block in blocks], 1)
+    for name, block in zip(names, blocks, strict=True):
+        if block.shape != getattr(network, name).shape:
+            raise InvalidInputError(f"{name} has another shape than the network's; give one entry per parameter")
+    check_finite("the weights or the gradient", *blocks)
+    return torch.cat([block.reshape(len(network.W), -1) for block in blocks], 1)
 
 
 def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
@@ -106,6 +121,7 @@ def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
 
 def _head(network: PolynomialNetwork) -> Tensor:
     a = network.a.detach()
+    check_finite("the head weights", a)
     if not a.any():
         raise NoGradientError("every head weight a_j is zero, so W has no trace of the data; train the head")
     return a
@@ -130,8 +146,6 @@ def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tens
     degree = network.degree - (values.dim() - 1)
     if not any(network.coefficients[network.degree - degree : -1]):
         return values
-    if not (torch.isfinite(w).all() and torch.isfinite(values).all()):
-        raise NonFiniteError("the weights or the gradient hold NaN or infinity; give those of a finite network")
     F = values.to(torch.float64).reshape(len(values), -1)
     if values.dim() == 2:  # f lives in the span of the samples: interpolate there
         _, σ, Vh = torch.linalg.svd(F, full_matrices=False)

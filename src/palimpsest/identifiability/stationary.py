@@ -12,6 +12,7 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
+from palimpsest.identifiability.inputs import check_degree, check_samples
 from palimpsest.identifiability.polynomials import contract, power_sum
 from palimpsest.networks import PolynomialNetwork
 
@@ -52,7 +53,9 @@ def stationary_network(samples: Tensor, weights: Tensor, degree: int = 3) -> Pol
     samples; nearly orthogonal ones are reached from there. With α = 3 their number 2ⁿ − 1 exceeds N from n =
     3 on.
     """
-    x, b = samples.double(), weights.double()
+    check_degree(degree)
+    x, b = samples.detach().double(), weights.detach().double()
+    check_samples(x, b)
     T = power_sum(x, b, degree)
     parts = b.abs().pow(-1 / (degree - 2)) * b.sign()
     dual = torch.linalg.pinv(x).T

@@ -1,7 +1,6 @@
 """Which candidate stands for which image?
 
-Every rule reads a matrix of similarities ``(images, candidates)`` and treats all images alike, whether they
-were
+Every rule reads a matrix of similarities ``(images, candidates)`` and treats all images alike, whether they were
 trained on or held out: images compete for candidates in one pool. That is what makes the two comparable.
 """
 
@@ -26,8 +25,7 @@ def match(similarity: Tensor, *, rule: MatchingRule = "nearest") -> Tensor:
         similarity: ``(n, k)``, larger is more alike.
         rule: ``"nearest"``: the most similar candidate, which may serve several images, as in the literature.
             ``"best-buddies"``: the most similar of those candidates whose own most similar image this one is.
-            ``"one-to-one"``: the assignment with the largest total similarity, each candidate used at most
-            once.
+            ``"one-to-one"``: the assignment with the largest total similarity, each candidate used at most once.
 
     >>> s = torch.tensor([[0.9, 0.8], [0.7, 0.1], [0.2, 0.3]])
     >>> [match(s, rule=r).tolist() for r in ("nearest", "best-buddies", "one-to-one")]

@@ -51,11 +51,9 @@ def ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
 
     With Gaussian-weighted local means μ, variances σ² and covariance σ_ab over an 11×11 window with σ = 1.5,
 
-        SSIM = (2μ_aμ_b + c₁)(2σ_ab + c₂) / ((μ_a² + μ_b² + c₁)(σ_a² + σ_b² + c₂)),   c_i = (K_i ·
-        data_range)².
+        SSIM = (2μ_aμ_b + c₁)(2σ_ab + c₂) / ((μ_a² + μ_b² + c₁)(σ_a² + σ_b² + c₂)),   c_i = (K_i · data_range)².
 
-    Border: only positions at which the whole window lies inside the image. In images smaller than the window
-        it
+    Border: only positions at which the whole window lies inside the image. In images smaller than the window it
     shrinks to the largest odd size that fits. The variances are those of the window, without n/(n − 1).
 
     >>> x = torch.rand(2, 3, 16, 16)
@@ -81,8 +79,7 @@ def pairwise_ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0, chunk: int =
 
 
 def minmax(images: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Each image stretched so that its least value is ``low`` and its largest ``high``; constant ones become
-    ``low``.
+    """Each image stretched so that its least value is ``low`` and its largest ``high``; constant ones become ``low``.
 
     >>> minmax(torch.tensor([[[[1.0, 3.0]]]]))
     tensor([[[[0., 1.]]]])

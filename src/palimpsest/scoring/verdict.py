@@ -1,16 +1,17 @@
 """Did the training images leak? A claim with a known rate of false alarms.
 
-Members are the training images, held-out images are others of the same kind that were scored in the same way.
-If
-the candidates owe nothing to the training set, the two are exchangeable: each of the orders in which n
-members and m held-out images can be ranked by score is equally likely. Two exact tests of that are made:
+Members are the training images, held-out images are others of the same kind that were scored in the same way. If
+the candidates owe nothing to the training set, the two are exchangeable: each of the orders in which n members
+and m held-out images can be ranked by score is equally likely. Two tests of that are made:
 
-- the Mann–Whitney test, which notices that members tend to score higher;
+- the Mann–Whitney test, which notices that members tend to score higher; exact up to `EXACT_LIMIT` pairs, and
+  by the normal approximation beyond;
 - the count R of members that score above *every* held-out image, which notices that a few score far higher:
-  P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i).
+  P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i), exactly.
 
-Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that
-often.
+Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often.
+Images drawn in fixed numbers of each class are exchangeable within a class only. With the same proportions of
+classes among members and held-out images the two tests, which pool the classes, then hold approximately.
 """
 
 from __future__ import annotations
