@@ -83,6 +83,14 @@ def test_a_frozen_layer_is_left_to_autograd():
     assert objective._dense is None
 
 
+def _accumulating(_, a, b, out_shape=None, **options):
+    """The counter does not know the product in place."""
+    return 2 * a[0] * a[1] * b[1]
+
+
+counting = functools.partial(FlopCounterMode, display=False, custom_mapping={torch.ops.aten.addmm_: _accumulating})
+
+
 def test_a_step_takes_the_fewest_matrix_products():
     """5·kdm + 7·km² multiply-adds for d–m–m–1, and what the output layer needs; the floor of the benchmark is that."""
     k, d, m = 3, 10, 7
@@ -91,17 +99,25 @@ def test_a_step_takes_the_fewest_matrix_products():
     objective = pal.KKT(model, sharpness=5.0)
     x, λ, y = torch.randn(k, d), torch.rand(k), torch.tensor([1, -1, 1])
     objective.check(x, λ, y)
-
-    def accumulating(_, a, b, out_shape=None, **options):  # the counter does not know the product in place
-        return 2 * a[0] * a[1] * b[1]
-
-    count = functools.partial(FlopCounterMode, display=False, custom_mapping={torch.ops.aten.addmm_: accumulating})
-    with count() as ours:
+    with counting() as ours:
         objective.pulls(x, λ, y)
-    with count() as floor:
+    with counting() as floor:
         steps._floor(model, shape)(1)
     assert ours.get_total_flops() == floor.get_total_flops()
     assert floor.get_total_flops() == 2 * (5 * k * d * m + 7 * k * m * m + 6 * k * m)
+
+
+@pytest.mark.parametrize("at", [(0.5,), (0.2, 0.8), (0.1, 0.5, 0.9)])
+def test_tangent_nodes_share_what_they_can(at):
+    """(3 + 2S)·kdm + 7S·km² for S nodes: three products of the first layer are done once for all."""
+    k, d, m, S = 3, 10, 7, len(at)
+    initial, final = (pal.networks.MLP(d, (m, m)) for _ in range(2))
+    objective = pal.NTK(final, initial.state_dict(), at=at, sharpness=5.0)
+    x, λ = torch.randn(k, d), torch.rand(k, S)
+    objective.check(x, λ, None)
+    with counting() as ours:
+        objective.pulls(x, λ, None)
+    assert ours.get_total_flops() == 2 * ((3 + 2 * S) * k * d * m + 7 * S * k * m * m + 6 * S * k * m)
 
 
 # --- chunks ---------------------------------------------------------------------------------------
