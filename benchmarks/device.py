@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 import palimpsest as pal
-from palimpsest.benchmark import Shape, contenders, measure, ratios
+from palimpsest.benchmark import Effort, Shape, contenders, measure, ratios
 from palimpsest.execution import Execution
 from palimpsest.parametrisation import Everywhere
 from palimpsest.priors import Box, TotalVariation
@@ -46,14 +46,14 @@ def _wait() -> None:
 def steps() -> dict[str, Any]:
     """One step in every mode, against the published method and the floor."""
     shapes = [Shape(image, WIDE, k) for image in (MNIST, CIFAR) for k in (1000, 200)]
-    return {shape.name: ratios(measure(shape, DEVICE, turns=5, seconds=0.15)) for shape in shapes}
+    return {shape.name: ratios(measure(shape, DEVICE, Effort(turns=5, seconds=0.15))) for shape in shapes}
 
 
 def profile() -> dict[str, Any]:
     """Where the time of a step goes on CUDA, in microseconds: products, fused kernels, everything else."""
     rows = {}
     for shape in (Shape(MNIST, WIDE, 1000), Shape(CIFAR, WIDE, 1000), Shape(CIFAR, WIDE, 200)):
-        run = contenders(shape, DEVICE, only=("compiled-graph",))["compiled-graph"]
+        run = contenders(shape, DEVICE)["compiled-graph"]()
         run(20)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
             run(100)

@@ -1,6 +1,8 @@
 """What the documents show is run as it stands there."""
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -23,3 +25,7 @@ def test_a_new_method_takes_at_most_forty_lines():
     method = python_blocks(ROOT / "docs" / "adding-a-method.md")[0]
     assert "Objective" in method
     assert len(method.splitlines()) <= 40
+
+
+def test_the_tables_of_the_documents_are_those_of_the_measurements():
+    subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)

@@ -1,7 +1,6 @@
 """The same numbers in every mode, in chunks or whole, by hand or by autograd."""
 
 import functools
-import re
 
 import pytest
 import torch
@@ -11,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import palimpsest as pal
 from cases import NETWORKS, Case, make_case
-from palimpsest import benchmark, fusion
+from palimpsest import fusion
+from palimpsest.benchmark import steps
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import Execution, memory
 from palimpsest.execution.allocator import keep_freed_memory
@@ -83,25 +83,41 @@ def test_a_frozen_layer_is_left_to_autograd():
     assert objective._dense is None
 
 
+def _accumulating(_, a, b, out_shape=None, **options):
+    """The counter does not know the product in place."""
+    return 2 * a[0] * a[1] * b[1]
+
+
+counting = functools.partial(FlopCounterMode, display=False, custom_mapping={torch.ops.aten.addmm_: _accumulating})
+
+
 def test_a_step_takes_the_fewest_matrix_products():
     """5·kdm + 7·km² multiply-adds for d–m–m–1, and what the output layer needs; the floor of the benchmark is that."""
     k, d, m = 3, 10, 7
-    shape = benchmark.Shape((d,), (m, m), k)
+    shape = steps.Shape((d,), (m, m), k)
     model = pal.networks.MLP(d, (m, m))
     objective = pal.KKT(model, sharpness=5.0)
     x, λ, y = torch.randn(k, d), torch.rand(k), torch.tensor([1, -1, 1])
     objective.check(x, λ, y)
-
-    def accumulating(_, a, b, out_shape=None, **options):  # the counter does not know the product in place
-        return 2 * a[0] * a[1] * b[1]
-
-    count = functools.partial(FlopCounterMode, display=False, custom_mapping={torch.ops.aten.addmm_: accumulating})
-    with count() as ours:
+    with counting() as ours:
         objective.pulls(x, λ, y)
-    with count() as floor:
-        benchmark._floor(model, shape)(1)
+    with counting() as floor:
+        steps._floor(model, shape)(1)
     assert ours.get_total_flops() == floor.get_total_flops()
     assert floor.get_total_flops() == 2 * (5 * k * d * m + 7 * k * m * m + 6 * k * m)
+
+
+@pytest.mark.parametrize("at", [(0.5,), (0.2, 0.8), (0.1, 0.5, 0.9)])
+def test_tangent_nodes_share_what_they_can(at):
+    """(3 + 2S)·kdm + 7S·km² for S nodes: three products of the first layer are done once for all."""
+    k, d, m, S = 3, 10, 7, len(at)
+    initial, final = (pal.networks.MLP(d, (m, m)) for _ in range(2))
+    objective = pal.NTK(final, initial.state_dict(), at=at, sharpness=5.0)
+    x, λ = torch.randn(k, d), torch.rand(k, S)
+    objective.check(x, λ, None)
+    with counting() as ours:
+        objective.pulls(x, λ, None)
+    assert ours.get_total_flops() == 2 * ((3 + 2 * S) * k * d * m + 7 * S * k * m * m + 6 * S * k * m)
 
 
 # --- chunks ---------------------------------------------------------------------------------------
@@ -236,25 +252,3 @@ def test_a_stretch_can_be_cut_anywhere():
 
 def test_the_allocator_is_asked_once():
     assert keep_freed_memory() in (True, False)
-
-
-# --- the benchmark --------------------------------------------------------------------------------
-
-
-def test_the_benchmark_compares_all_contenders_in_one_run(monkeypatch):
-    monkeypatch.setattr(benchmark, "MODES", ("eager",))
-    shape = benchmark.Shape((1, 4, 4), (8,), 3)
-    assert shape.name == "16–8–1, k = 3"
-    rows = benchmark.ratios(benchmark.measure(shape, torch.device("cpu"), turns=1, seconds=0.001))
-    names = [row["name"] for row in rows]
-    assert names == ["published float64", "published float32", "any network, eager", "eager", "floor"]
-    assert rows[-1]["of the floor"] == 1
-    assert all(row["milliseconds"] > 0 for row in rows)
-    assert all(re.match("[a-z]", key) for key in rows[0])
-
-
-def test_the_published_method_computes_the_same_gradients():
-    """The contender is no straw man: its loss falls as the method's does, by the same gradient."""
-    shape = benchmark.Shape((1, 3, 3), (6,), 4)
-    model = pal.networks.MLP(shape.image, shape.hidden)
-    benchmark._published(model, shape, torch.float64)(3)

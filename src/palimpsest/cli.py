@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | identify`.
+"""The command line: `palimpsest demo | train | reconstruct | report | identify | bench`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -6,8 +6,9 @@ Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard 
 from __future__ import annotations
 
 import io
+import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +18,13 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from palimpsest import jobs, journal
+from palimpsest import benchmark, jobs, journal
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score
+from palimpsest.storage import write_atomically
 
 Device = Literal["auto", "cpu", "cuda"]
 DESCRIPTION = """How much of the training set can be read back out of a network's weights?
@@ -155,6 +157,61 @@ class Identify:
         return 0
 
 
+@dataclass
+class Bench:
+    """How fast a step of reconstruction is here, in every mode, against the published method and the hardware's floor.
+
+    All are timed in turns in one run, since only ratios of one run mean anything; let nothing else run meanwhile.
+    Writes bench.json and, from the sweep, bench.png: time and memory against candidates, width, depth and input size.
+
+        palimpsest bench
+        palimpsest bench --no-sweep --image 1,28,28 --hidden 1000 1000 --candidates 500
+    """
+
+    out: Path = Path("runs/bench")
+    """The folder to write to."""
+    image: Annotated[str | None, tyro.conf.arg(metavar="C,H,W")] = None
+    """Channels, height and width of an image; by default 1,25,25, and 3,32,32 on CUDA."""
+    hidden: tuple[int, ...] | None = None
+    """Widths of the hidden layers; by default 500 500, and 1000 1000 on CUDA."""
+    candidates: int | None = None
+    """By default 80, and 1000 on CUDA."""
+    sweep: bool = True
+    """Also vary each of these numbers, for the published method in float32, our automatic mode and the floor."""
+    turns: int = 7
+    """How often each contender has its turn; the median counts."""
+    seconds: float = 0.25
+    """How long a turn is."""
+    device: Device = "auto"
+
+    def run(self) -> None:
+        device, effort = _device(self.device), benchmark.Effort(self.turns, self.seconds)
+        shape = self._shape(device)
+        self.out.mkdir(parents=True, exist_ok=True)
+        with _bar(benchmark.ticks(shape, device, effort, sweep=self.sweep)) as tick:
+            results = benchmark.compare(shape, device, effort, sweep=self.sweep, tick=tick)
+        self._write(results)
+        _print_timings(results)
+        print(f"\nThe figures are in {self.out}")
+
+    def _write(self, results: Mapping[str, Any]) -> None:
+        from palimpsest.benchmark.figure import draw  # no other command should wait for matplotlib
+
+        picture = self.out / "bench.png"
+        picture.unlink(missing_ok=True)  # one of another run would not belong to these numbers
+        write_atomically(self.out / "bench.json", (json.dumps(results, indent=1) + "\n").encode())
+        if self.sweep:
+            write_atomically(picture, draw(results))
+
+    def _shape(self, device: torch.device) -> benchmark.Shape:
+        usual = benchmark.Shape.usual(device)
+        return benchmark.Shape(
+            usual.image if self.image is None else _sides(self.image),
+            usual.hidden if self.hidden is None else self.hidden,
+            usual.candidates if self.candidates is None else self.candidates,
+        )
+
+
 class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
@@ -165,6 +222,7 @@ Command = (
     | Annotated[Reconstruct, tyro.conf.subcommand("reconstruct")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
+    | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
 
 
@@ -204,6 +262,13 @@ def _device(choice: Device) -> torch.device:
     return torch.device(automatic if choice == "auto" else choice)
 
 
+def _sides(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise InvalidInputError(f"--image is {text!r}; give channels, height and width, as in 3,32,32")
+    return tuple(map(int, parts))
+
+
 @contextmanager
 def _training_bar(steps: int) -> Iterator[Callable[[dict[str, float]], None]]:
     """A bar for training, shown after two seconds on a terminal; yields what to call with each record."""
@@ -214,6 +279,30 @@ def _training_bar(steps: int) -> Iterator[Callable[[dict[str, float]], None]]:
             bar.update(int(entry["step"]) - bar.n)
 
         yield record
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Callable[[str], None]]:
+    """A bar of so many ticks on a terminal; yields what to call with the name of what comes next."""
+    with tqdm(total=total, unit="", disable=not sys.stderr.isatty()) as bar:
+
+        def tick(name: str) -> None:
+            bar.set_description(f"{name:20s}")
+            bar.update()
+
+        yield tick
+
+
+def _print_timings(results: Mapping[str, Any]) -> None:
+    ((shape, rows),) = results["steps"].items()
+    print(f"{shape}; {results['device']}, threads: {results['threads']}\n")
+    print(f"{'':20s}{'ms a step':>11s}{'of the floor':>14s}{'times faster than published':>29s}")
+    print(f"{'':45s}{'float64':>15s}{'float32':>14s}")
+    for row in rows:
+        faster = (row[f"faster than published {dtype}"] for dtype in ("float64", "float32"))
+        times = "".join(f"{ratio:{width}.2f}" for ratio, width in zip(faster, (15, 14), strict=True))
+        print(f"{row['name']:20s}{row['milliseconds']:11.3f}{row['of the floor']:14.2f}{times}")
+    print(f"\nLong runs take {results['automatic']} mode here by themselves.")
 
 
 def _print_table(scores: dict[str, Score]) -> None:

@@ -20,13 +20,18 @@ def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int 
 
     None if all of them do.
     """
-    few = min(4, len(x))
-    with torch.no_grad(), _Counting() as counting:
-        objective.outputs(x[:few])
-    each = COPIES * len(objective.tangents) * (counting.bytes + x[:few].nbytes) // few
+    each = bytes_per_candidate(objective, x)
     room = int(SHARE * free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes)
     fitting = room // max(1, each)
     return None if fitting >= len(x) else 1 << max(0, fitting.bit_length() - 1)
+
+
+def bytes_per_candidate(objective: Objective, x: Tensor) -> int:
+    """What a step keeps of each candidate, by an estimate on the safe side."""
+    few = min(4, len(x))
+    with torch.no_grad(), _Counting() as counting:
+        objective.outputs(x[:few])
+    return COPIES * len(objective.tangents) * (counting.bytes + x[:few].nbytes) // few
 
 
 def free_bytes(device: torch.device) -> int:

@@ -1,135 +1,99 @@
-"""How fast a step is, against the method as published and against the least that the hardware must do.
-
-All contenders are timed in one run, in turns, so that what slows the machine slows them all; only ratios of such a run
-mean anything.
-
-    published   autograd through autograd with gradients for the parameters too, one step of an optimiser, and a look at
-                the loss on every step, as the known implementations do it
-    ours        Palimpsest's whole step, priors and optimiser included, in every mode; "any network" leaves out the
-                path for dense layers
-    floor       only the matrix products that a step needs, of the same shapes, factors and precision
-"""
+"""One step, as each contender does it."""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import palimpsest as pal
-from palimpsest.execution import MODES, Execution
+from palimpsest.errors import InvalidInputError
+from palimpsest.execution import MODES, Execution, Mode, memory
 from palimpsest.fusion import available
 from palimpsest.parametrisation import Everywhere
 from palimpsest.smoothing import Smoothed
 from palimpsest.solver import Settings, Solver
 
 β = 20.0
+ENDLESS = 10**9  # steps: a run so long that the automatic mode is the fastest, and nothing is recorded
 Run = Callable[[int], None]
+"""Does so many steps."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """A perceptron d–m–…–m–1 for images, and k candidates."""
+    """A perceptron d–m–…–m–1 for images, and k candidates.
+
+    >>> Shape().name
+    '625–500–500–1, k = 80'
+    """
 
     image: tuple[int, ...] = (1, 25, 25)
     hidden: tuple[int, ...] = (500, 500)
     candidates: int = 80
 
+    def __post_init__(self) -> None:
+        if not self.image or not self.hidden or min(*self.image, *self.hidden, self.candidates) < 1:
+            raise InvalidInputError("sides of the image, hidden layers and candidates must be at least 1")
+
+    @classmethod
+    def usual(cls, device: torch.device) -> Shape:
+        """What a device is there for: the demo on a CPU, a thousand candidates of CIFAR-10 on CUDA."""
+        return cls((3, 32, 32), (1000, 1000), 1000) if device.type == "cuda" else cls()
+
+    @property
+    def inputs(self) -> int:
+        """d."""
+        return math.prod(self.image)
+
     @property
     def name(self) -> str:
-        widths = [torch.Size(self.image).numel(), *self.hidden, 1]
-        return f"{'–'.join(map(str, widths))}, k = {self.candidates}"
+        return f"{'–'.join(map(str, (self.inputs, *self.hidden, 1)))}, k = {self.candidates}"
 
 
-@dataclass(frozen=True)
-class Timing:
-    """One contender."""
-
-    name: str
-    milliseconds: float
-    """Median over the turns."""
-    fastest: float
-    megabytes: float | None
-    """Peak memory of a step on CUDA."""
-
-
-def measure(shape: Shape, device: torch.device, *, turns: int = 7, seconds: float = 0.25) -> list[Timing]:
-    """Time every contender, in turns."""
-    runs = contenders(shape, device)
-    counts, memory = {}, {}
-    for name, run in runs.items():
-        run(5)
-        if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-        pace = _seconds(run, 5, device) / 5
-        memory[name] = torch.cuda.max_memory_allocated(device) / 1e6 if device.type == "cuda" else None
-        counts[name] = max(3, int(seconds / pace))
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(turns):
-        for name, run in runs.items():
-            times[name].append(1e3 * _seconds(run, counts[name], device) / counts[name])
-    return [Timing(name, statistics.median(t), min(t), memory[name]) for name, t in times.items()]
-
-
-def ratios(timings: list[Timing]) -> list[dict[str, Any]]:
-    """Each contender with its time relative to the floor and to the published method."""
-    of = {t.name: t.milliseconds for t in timings}
-    rows = []
-    for timing in timings:
-        row = asdict(timing)
-        row["of the floor"] = timing.milliseconds / of["floor"]
-        for reference in ("published float64", "published float32"):
-            row[f"faster than {reference}"] = of[reference] / timing.milliseconds
-        rows.append(row)
-    return rows
-
-
-def contenders(shape: Shape, device: torch.device, *, only: Sequence[str] | None = None) -> dict[str, Run]:
-    """By name, functions that do so many steps."""
+def contenders(shape: Shape, device: torch.device) -> dict[str, Callable[[], Run]]:
+    """What makes each of them ready, by name."""
     torch.manual_seed(0)
     model = pal.networks.MLP(shape.image, shape.hidden).to(device)
     modes = [mode for mode in MODES if _possible(mode, device)]
-    makers: dict[str, Callable[[], Run]] = {
+    return {
         "published float64": partial(_published, model, shape, torch.float64),
         "published float32": partial(_published, model, shape, torch.float32),
-        "any network, eager": partial(_ours, model, shape, "eager", dense=False),
-        "any network, graph": partial(_ours, model, shape, "graph", dense=False),
+        **{
+            f"any network, {mode}": partial(_ours, model, shape, mode, dense=False)
+            for mode in modes
+            if "compiled" not in mode
+        },
         **{mode: partial(_ours, model, shape, mode) for mode in modes},
         "floor": partial(_floor, model, shape),
     }
-    if "graph" not in modes:
-        del makers["any network, graph"]
-    return {name: make() for name, make in makers.items() if only is None or name in only}
 
 
-def _possible(mode: Any, device: torch.device) -> bool:
+def automatic(device: torch.device) -> Mode:
+    """The contender that a long run takes by itself."""
+    return Execution().resolved(device, ENDLESS)
+
+
+def estimated_megabytes(shape: Shape) -> float:
+    """What the intermediate results of our step are reckoned to take when the size of chunks is chosen."""
+    objective = pal.KKT(pal.networks.MLP(shape.image, shape.hidden), sharpness=β)
+    x = torch.zeros(shape.candidates, *shape.image)
+    return shape.candidates * memory.bytes_per_candidate(objective, x) / 1e6
+
+
+def _possible(mode: Mode, device: torch.device) -> bool:
     return (device.type == "cuda" or "graph" not in mode) and ("compiled" not in mode or available(device))
-
-
-def _seconds(run: Run, steps: int, device: torch.device) -> float:
-    _wait(device)
-    began = time.perf_counter()
-    run(steps)
-    _wait(device)
-    return time.perf_counter() - began
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 # --- the contenders ---------------------------------------------------------------------------------
 
 
-def _ours(model: nn.Module, shape: Shape, mode: Any, *, dense: bool = True) -> Run:
-    settings = Settings(candidates=shape.candidates, steps=10**9, record_every=10**9)
+def _ours(model: nn.Module, shape: Shape, mode: Mode, *, dense: bool = True) -> Run:
+    settings = Settings(candidates=shape.candidates, steps=ENDLESS, record_every=ENDLESS)
     execution = Execution(mode=mode)
     objective = pal.KKT(model) if dense else pal.KKT(model).by_autograd()
     solver = Solver(objective, Everywhere(shape.image), settings, execution)

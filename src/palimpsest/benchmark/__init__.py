@@ -1,0 +1,27 @@
+"""How fast a step is, against the method as published and against the least that the hardware must do.
+
+All contenders are timed in one run, in turns, so that what slows the machine slows them all; only ratios of such a run
+mean anything.
+
+    published   autograd through autograd with gradients for the parameters too, one step of an optimiser, and a look at
+                the loss on every step, as the known implementations do it
+    ours        Palimpsest's whole step, priors and optimiser included, in every mode; "any network" leaves out the
+                path for dense layers
+    floor       only the matrix products that a step needs, of the same shapes, factors and precision
+"""
+
+from palimpsest.benchmark.steps import Shape, automatic, contenders
+from palimpsest.benchmark.timing import Effort, Timing, compare, measure, ratios, ticks, variations
+
+__all__ = [
+    "Effort",
+    "Shape",
+    "Timing",
+    "automatic",
+    "compare",
+    "contenders",
+    "measure",
+    "ratios",
+    "ticks",
+    "variations",
+]

@@ -1,0 +1,180 @@
+"""Contenders timed in turns: at one shape, and over shapes that differ in one respect."""
+
+from __future__ import annotations
+
+import gc
+import math
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.benchmark.steps import Run, Shape, automatic, contenders, estimated_megabytes
+from palimpsest.errors import InvalidInputError
+from palimpsest.runs import versions
+
+WARM_UP = 5  # steps
+REFERENCES = ("published float64", "published float32")
+Tick = Callable[[str], None]
+"""Told what comes next: each contender's name once to make it ready, and once in every turn."""
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One contender."""
+
+    name: str
+    milliseconds: float
+    """Median over the turns."""
+    fastest: float
+    megabytes: float | None
+    """Peak memory on CUDA: its tensors, and its intermediate results."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How long to look: so many turns, of about so many seconds for each contender."""
+
+    turns: int = 7
+    seconds: float = 0.25
+
+    def __post_init__(self) -> None:
+        if self.turns < 1 or not self.seconds > 0:
+            raise InvalidInputError(f"{self.turns} turns of {self.seconds} seconds measure nothing; give more of both")
+
+
+def measure(
+    shape: Shape,
+    device: torch.device,
+    effort: Effort,
+    *,
+    only: Sequence[str] | None = None,
+    tick: Tick = lambda name: None,
+) -> list[Timing]:
+    """Time every contender, or only some, in turns."""
+    runs, counts, memory = {}, {}, {}
+    for name, make in contenders(shape, device).items():
+        if only is None or name in only:
+            tick(name)
+            runs[name], memory[name] = _ready(make, device)
+            counts[name] = max(3, int(effort.seconds * WARM_UP / _seconds(runs[name], WARM_UP, device)))
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(effort.turns):
+        for name, run in runs.items():
+            tick(name)
+            times[name].append(1e3 * _seconds(run, counts[name], device) / counts[name])
+    return [Timing(name, statistics.median(t), min(t), memory[name]) for name, t in times.items()]
+
+
+def ratios(timings: Sequence[Timing]) -> list[dict[str, Any]]:
+    """Each contender with its time relative to the floor and to the published method."""
+    of = {t.name: t.milliseconds for t in timings}
+    rows = []
+    for timing in timings:
+        row = asdict(timing)
+        row["of the floor"] = timing.milliseconds / of["floor"]
+        for reference in REFERENCES:
+            if reference in of:
+                row[f"faster than {reference}"] = of[reference] / timing.milliseconds
+        rows.append(row)
+    return rows
+
+
+def variations(base: Shape) -> dict[str, dict[int, Shape]]:
+    """Shapes that differ from the base in one respect, under its values."""
+    (channels, *sides), width, depth = base.image, base.hidden[0], len(base.hidden)
+    images = [(channels, *(_scaled(side, factor) for side in sides)) for factor in (0.5, 1, 2, 4)]
+    numbers = [_scaled(base.candidates, factor) for factor in (0.25, 0.5, 1, 2, 4)]
+    widths = [_scaled(width, factor) for factor in (0.25, 0.5, 1, 2)]
+    return {
+        "candidates k": {k: replace(base, candidates=k) for k in numbers},
+        "width m": {m: replace(base, hidden=(m,) * depth) for m in widths},
+        "hidden layers": {layers: replace(base, hidden=(width,) * layers) for layers in (1, 2, 3, 4)},
+        "input size d": {math.prod(image): replace(base, image=image) for image in images},
+    }
+
+
+def _scaled(value: int, factor: float) -> int:
+    return max(1, round(value * factor))
+
+
+def compare(
+    base: Shape, device: torch.device, effort: Effort, *, sweep: bool = True, tick: Tick = lambda name: None
+) -> dict[str, Any]:
+    """Everything that `palimpsest bench` writes: all contenders at one shape, and three of them over its variations."""
+    rows = ratios(measure(base, device, effort, tick=tick))
+    swept = _swept(device)
+
+    def point(value: int, shape: Shape) -> dict[str, Any]:
+        timings = measure(shape, device, effort, only=swept, tick=tick)
+        facts = {"value": value, "shape": asdict(shape), "estimated megabytes": estimated_megabytes(shape)}
+        return facts | {"timings": ratios(timings)}
+
+    return {
+        "versions": versions(),
+        "device": device_name(device),
+        "threads": torch.get_num_threads(),
+        "effort": asdict(effort),
+        "automatic": automatic(device),
+        "shape": asdict(base) | {"estimated megabytes": estimated_megabytes(base)},
+        "steps": {base.name: rows},
+        "sweep": {
+            respect: [point(value, shape) for value, shape in shapes.items()]
+            for respect, shapes in (variations(base) if sweep else {}).items()
+        },
+    }
+
+
+def ticks(base: Shape, device: torch.device, effort: Effort, *, sweep: bool = True) -> int:
+    """How often :func:`compare` ticks."""
+    points = sum(map(len, variations(base).values())) if sweep else 0
+    return (1 + effort.turns) * (len(contenders(base, device)) + points * len(_swept(device)))
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _swept(device: torch.device) -> tuple[str, ...]:
+    return "published float32", automatic(device), "floor"
+
+
+def _ready(make: Callable[[], Run], device: torch.device) -> tuple[Run, float | None]:
+    """A contender after its first steps, and the most memory that these took.
+
+    A captured graph takes its memory when it is captured, not when it is replayed.
+    """
+    if device.type != "cuda":
+        run = make()
+        run(WARM_UP)
+        return run, None
+    gc.collect()  # else what former contenders held might be freed in between, and be counted against this one
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run = make()
+    run(WARM_UP)
+    return run, (torch.cuda.max_memory_allocated(device) - before) / 1e6
+
+
+def _seconds(run: Run, steps: int, device: torch.device) -> float:
+    _wait(device)
+    began = time.perf_counter()
+    run(steps)
+    _wait(device)
+    return time.perf_counter() - began
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
