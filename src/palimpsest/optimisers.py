@@ -58,7 +58,7 @@ class Adam(Optimiser):
         rate, unbias = pace
         mean = moments["mean"].lerp_(gradient, 1 - self.β1)
         square = moments["square"].mul_(self.β2).addcmul_(gradient, gradient, value=1 - self.β2)
-        parameter.sub_((square * unbias).sqrt_().add_(self.ε).reciprocal_().mul_(mean).mul_(rate))
+        parameter.addcdiv_(mean, (square * unbias).sqrt_().add_(self.ε).div_(-rate))
 
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
         return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}

@@ -74,7 +74,7 @@ class Box(Prior):
         return self.weight * outside.square().mean()
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        outside = torch.relu(images - self.high) - torch.relu(self.low - images)
+        outside = images - torch.clamp(images, self.low, self.high)  # type: ignore[arg-type]
         return (2 * self.weight / images.numel()) * outside, torch.zeros_like(multipliers)
 
 

@@ -362,14 +362,14 @@ def _update(
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
     unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
     """
-    dx, dλ = (-2 / T2 * pull for pull in pulls)
     px, pλ = prior.gradients(where.images(x), λ / unit)
     rate, *others = pace
-    for of, value, gradient, scale in (
-        ("x", x, dx + strength * where.pulled_back(px), where.unit),
-        ("multipliers", λ, dλ + strength * pλ / unit, unit / PIXEL),
+    for of, value, pull, penalty, scale in (
+        ("x", x, pulls[0], where.pulled_back(px), where.unit),
+        ("multipliers", λ, pulls[1], pλ / unit, unit / PIXEL),
     ):
-        optimiser.update_(value, gradient * scale, moments[of], (rate * scale, *others))
+        gradient = torch.addcmul(pull * (-2 * scale / T2), penalty, strength * scale)
+        optimiser.update_(value, gradient, moments[of], (rate * scale, *others))
     if not signed:
         λ.clamp_min_(0)
 

@@ -187,9 +187,8 @@ def _rectified(z: Tensor) -> tuple[Tensor, Tensor]:
 @fusible
 def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
     """σ(z) and σ'(z) for the softplus σ of :mod:`palimpsest.smoothing`."""
-    y = z * β
-    near = y.clamp(-REACH, REACH)
-    return torch.where(y < REACH, F.softplus(near, beta=1, threshold=REACH), y) / β, near.sigmoid_()
+    y = (z * β).clamp_min(-REACH)
+    return F.softplus(y, beta=1, threshold=REACH) / β, y.sigmoid()
 
 
 @fusible
