@@ -1,6 +1,19 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
-from palimpsest import datasets, errors, identifiability, networks, optimisers, priors, scoring, splitting, storage
+from palimpsest import (
+    auditing,
+    datasets,
+    errors,
+    identifiability,
+    networks,
+    optimisers,
+    priors,
+    scoring,
+    splitting,
+    storage,
+    weights,
+)
+from palimpsest.auditing import audit
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
@@ -22,6 +35,8 @@ __all__ = [
     "Splitting",
     "Subspace",
     "__version__",
+    "audit",
+    "auditing",
     "certify",
     "datasets",
     "errors",
@@ -37,4 +52,5 @@ __all__ = [
     "splitting",
     "storage",
     "train",
+    "weights",
 ]

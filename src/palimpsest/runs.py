@@ -50,7 +50,7 @@ class RunFolder:
         """
         made = create and not self.path.exists()
         is_run = (self.path / "config.json").is_file()
-        if create and not is_run and self.path.is_dir() and any(p.name != ".lock" for p in self.path.iterdir()):
+        if create and not is_run and self.path.is_dir() and any(not _is_ours(p.name) for p in self.path.iterdir()):
             raise RunFolderError(f"{self.path} holds other files; choose a new folder")
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ class RunFolder:
             try:
                 yield self
             except BaseException:
-                if made and [path.name for path in self.path.iterdir()] == [".lock"]:
+                if made and all(_is_ours(path.name) for path in self.path.iterdir()):
                     shutil.rmtree(self.path)
                 raise
 
@@ -175,6 +175,11 @@ class RunFolder:
 
     def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
         write_atomically(self.path / name, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+
+def _is_ours(name: str) -> bool:
+    """The lock, or what a write leaves behind that was killed half-way: neither is anybody's work."""
+    return name == ".lock" or (name.startswith(".") and name.endswith(".part"))
 
 
 class Snapshots(Callback):
