@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -63,6 +63,10 @@ class Options:
     """Gradient steps of each restart."""
     restarts: int | None = None
     """Independent restarts, at least two."""
+    tangents: Literal[1, 2] | None = None
+    """Tangent points of the NTK method: two see more, at twice the cost."""
+    control_steps: int | None = None
+    """At most so many steps of training for the positive control."""
     total_variation: float | None = None
     """Strength of the prior that images are smooth; 0 for none."""
     controls: bool = True
@@ -290,9 +294,10 @@ class _Auditor:
 
         def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
             self.tell("training the positive control")
-            final, initial, learnt = trained_control(self.subject, plan, public)
-            named = {f"final/{n}": t for n, t in final.items()} | {f"initial/{n}": t for n, t in initial.items()}
-            return named, {"learnt": learnt}
+            fit = trained_control(self.subject, plan, public)
+            parts = {"final": fit.model.state_dict(), "initial": fit.initial}
+            named = {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}
+            return named, {"summary": fit.summary}
 
         tensors, _ = stages.tensors(self.folder.path / "control.safetensors", find)
         parts: dict[str, dict[str, Tensor]] = {"final": {}, "initial": {}}

@@ -13,7 +13,7 @@ from palimpsest import datasets
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.subject import Subject
 from palimpsest.objectives.base import parameters_of
-from palimpsest.training import LossName, train
+from palimpsest.training import Fit, LossName, train
 
 LOSSES: dict[str, LossName] = {"ntk": "squared", "kkt": "logistic", "multiclass": "cross_entropy"}
 
@@ -25,12 +25,10 @@ def shuffled(subject: Subject, method: str, *, seed: int) -> nn.Module:
     known, else those of the weights themselves.
     """
     generator = torch.Generator().manual_seed(seed)
-    model = copy.deepcopy(subject.model)
+    model, initial = copy.deepcopy(subject.model), subject.initial if method == "ntk" else None
     with torch.no_grad():
         for name, θ in model.named_parameters():
-            start = (
-                subject.initial[name].to(θ) if method == "ntk" and subject.initial is not None else torch.zeros_like(θ)
-            )
+            start = torch.zeros_like(θ) if initial is None else initial[name].to(θ)
             learnt = (θ - start).flatten()
             θ.copy_(start + learnt[torch.randperm(len(learnt), generator=generator)].view_as(θ))
     return model
@@ -65,10 +63,8 @@ def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     return sized.expand(-1, channels, -1, -1).contiguous()
 
 
-def trained_control(
-    subject: Subject, plan: Plan, public: PublicImages
-) -> tuple[dict[str, Tensor], dict[str, Tensor], bool]:
-    """A network of the same kind trained on public images: (weights, initial weights, whether it learnt them).
+def trained_control(subject: Subject, plan: Plan, public: PublicImages) -> Fit:
+    """A network of the same kind trained on public images.
 
     It starts where the audited network did if that is known, and normalises as that does, so that it differs in nothing
     but the images.
@@ -81,7 +77,6 @@ def trained_control(
     model.load_state_dict(model.state_dict() | start | statistics)
     decayed = plan.method == "kkt-signed"
     loss = LOSSES.get(plan.method, "squared")
-    fit = train(
+    return train(
         model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=1e-3 if decayed else 0.0
     )
-    return fit.model.state_dict(), fit.initial, fit.converged or fit.accuracy == 1.0

@@ -19,11 +19,12 @@ from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
 
-TWO_NODES, ONE_NODE = (0.15, 0.85), (0.5,)
+NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of the NTK method
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 ENOUGH, PLENTY, LEAST = 1500, 4000, 100  # steps of a reconstruction
 CONTROL_RUNS = 2  # of each control: agreement takes two
 MOST_RESTARTS = 6
+MOST_TRAINING = 10_000  # steps
 MARGIN = 0.8  # of the measured speed is counted on: machines are shared
 TRAINING_SHARE = 0.15  # of the time may go into training the positive control
 
@@ -56,8 +57,8 @@ class Plan:
         """(role, number) of every reconstruction, those without which there is no verdict first."""
         two = list(range(CONTROL_RUNS))
         extra = [("subject", r) for r in range(CONTROL_RUNS, self.restarts)]
-        control = [(role, r) for role in ("negative", "positive") for r in two] if controls else []
-        return [("subject", r) for r in two] + control + extra
+        roles = ("subject", "negative", "positive") if controls else ("subject", "negative")
+        return [(role, r) for role in roles for r in two] + extra
 
 
 @dataclass(frozen=True)
@@ -67,11 +68,13 @@ class Wishes:
     candidates: int | None = None
     steps: int | None = None
     restarts: int | None = None
+    tangents: int | None = None
     total_variation: float | None = None
     samples: int | None = None
+    control_steps: int | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("candidates", 1), ("steps", 1), ("restarts", 2), ("samples", 1)):
+        for name, least in (("candidates", 1), ("steps", 1), ("restarts", 2), ("samples", 1), ("control_steps", 1)):
             if (value := getattr(self, name)) is not None and value < least:
                 raise InvalidInputError(f"{name} is {value}; give at least {least}")
 
@@ -84,13 +87,13 @@ def draft(found: Preflight, wishes: Wishes, *, seed: int) -> Plan:
     candidates = wishes.candidates or candidates
     return Plan(
         method=found.method,
-        at=ONE_NODE if found.method == "ntk" else (),
+        at=NODES[1] if found.method == "ntk" else (),
         candidates=candidates,
-        steps=wishes.steps or ENOUGH,
-        restarts=wishes.restarts or 3,
+        steps=ENOUGH,
+        restarts=3,
         total_variation=0.1 if wishes.total_variation is None else wishes.total_variation,
         control_images=min(samples or max(1, candidates // 2), candidates),
-        control_steps=10_000,
+        control_steps=MOST_TRAINING,
         seed=seed,
     )
 
@@ -102,24 +105,22 @@ def fitted(plan: Plan, wishes: Wishes, *, seconds: float, rate: float, training_
     then more restarts.
     """
     counted = MARGIN * seconds
-    training = min(plan.control_steps, max(LEAST, int(TRAINING_SHARE * counted * training_rate))) if controls else 0
+    training = wishes.control_steps or min(MOST_TRAINING, max(LEAST, int(TRAINING_SHARE * counted * training_rate)))
     left = counted - training / training_rate if controls else counted
 
     def affordable(restarts: int, nodes: int) -> int:
-        runs = restarts + (2 * CONTROL_RUNS if controls else 0)
+        runs = restarts + CONTROL_RUNS * (2 if controls else 1)
         return int(left * rate / (runs * nodes))
 
-    nodes = 2 if plan.method == "ntk" and affordable(plan.restarts, 2) >= ENOUGH else 1
-    restarts = plan.restarts
+    restarts = wishes.restarts or 3
+    nodes = (wishes.tangents or (2 if affordable(restarts, 2) >= ENOUGH else 1)) if plan.at else 1
     if wishes.restarts is None:
         restarts = 2 if affordable(3, nodes) < ENOUGH // 2 else 3
         while restarts < MOST_RESTARTS and affordable(restarts + 1, nodes) >= PLENTY:
             restarts += 1
-    steps = wishes.steps or min(max(affordable(restarts, nodes), LEAST), PLENTY)
-    at = () if plan.method != "ntk" else TWO_NODES if nodes == 2 else ONE_NODE
-    return replace(
-        plan, at=at, restarts=restarts, steps=_round_down(steps), control_steps=training or plan.control_steps
-    )
+    steps = wishes.steps or _round_down(min(max(affordable(restarts, nodes), LEAST), PLENTY))
+    at = NODES[nodes] if plan.at else ()
+    return replace(plan, at=at, restarts=restarts, steps=steps, control_steps=training)
 
 
 def _round_down(steps: int) -> int:
@@ -132,9 +133,8 @@ def measured_rate(
     objective: Objective, image_shape: tuple[int, ...], candidates: int, *, seconds: float = 1.5
 ) -> float:
     """Steps of a reconstruction a second."""
-    solver = Solver(
-        objective, Everywhere(image_shape), Settings(candidates=candidates, steps=10**6, record_every=10**6)
-    )
+    endless = Settings(candidates=candidates, steps=10**6, record_every=10**6)
+    solver = Solver(objective, Everywhere(image_shape), endless)
     state = solver.init()
     for _ in range(2):  # the first steps pay for what later ones find ready
         state = solver.step(state)

@@ -7,7 +7,7 @@ training images are known and checked on others (`experiments/calibrate_ranking.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -63,18 +63,3 @@ def probability(agreed: Agreed, coefficients: Mapping[str, float]) -> Tensor:
 def calibration() -> Mapping[str, float]:
     """The coefficients b that ship with Palimpsest."""
     return json.loads(resources.files("palimpsest.auditing").joinpath("calibration.json").read_text())["coefficients"]
-
-
-def bins(probabilities: Sequence[float], real: Sequence[bool], count: int = 5) -> list[dict[str, float]]:
-    """Mean probability and observed share in equally wide bins; empty ones are left out."""
-    rows = []
-    for b in range(count):
-        inside = [
-            i for i, p in enumerate(probabilities) if b / count <= p < (b + 1) / count or (p == 1 and b == count - 1)
-        ]
-        if inside:
-            estimated = sum(probabilities[i] for i in inside) / len(inside)
-            rows.append(
-                {"n": len(inside), "estimated": estimated, "observed": sum(real[i] for i in inside) / len(inside)}
-            )
-    return rows

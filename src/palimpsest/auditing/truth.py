@@ -65,9 +65,8 @@ def _source(name: str, image_shape: tuple[int, ...]) -> Source:
         raise DataError(f"there is no {name}; give a folder with a sub-folder of images per class, or an .npz file")
     source = folder.read(path) if path.is_dir() else arrays.read(path)
     if source.images.shape[1:] != image_shape:
-        raise DataError(
-            f"the images of {name} are {source.images.shape[1:]} but the network sees {image_shape}; resize them"
-        )
+        has = source.images.shape[1:]
+        raise DataError(f"the images of {name} are {has} but the network sees {image_shape}; resize them")
     return source
 
 

@@ -36,7 +36,7 @@ class AuditVerdict:
 
 
 def judge(ranking: Ranking, negative: Ranking | None, readable: bool | None) -> AuditVerdict:
-    """Leakage is claimed where restarts agree on likely candidates more than they do on those of the shuffled network."""
+    """Leakage is claimed where restarts agree on likely candidates, and more than they do on a shuffled network."""
     if negative is None:
         sentence = "No verdict: time did not suffice for two restarts and the negative control; give more --minutes."
         return AuditVerdict(Outcome.UNCALIBRATED, sentence, 0, 0.0, None, readable)

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from palimpsest.auditing import Audit, Truth
 
 MOST = 100  # candidates shown
+MARGIN = (
+    "The weights are taken to have reached a point of maximum margin. That takes long training on a loss that only"
+    " separation brings to zero; most networks stop before it."
+)
+RELATED = {None: "not given", True: "belong to this training", False: "do not belong to this training"}
 
 
 @dataclass(frozen=True)
@@ -56,15 +61,16 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
 def finding(audit: Audit, truth: Truth | None) -> Finding:
     """The calibrated verdict where training and held-out images are given, else the one without the truth."""
     score = audit.score
-    if score is not None and score.verdict.outcome is not Outcome.UNCALIBRATED and truth is not None:
-        held_out = 0 if truth.held_out is None else len(truth.held_out)
-        means, does_not_mean = means_of(score.verdict, held_out)
-        kind, sentence = score.verdict.outcome, score.verdict.sentence
-        means = [*means, f"Without the training images the audit would have said: {audit.verdict.sentence}"]
-    else:
-        kind, sentence = audit.verdict.outcome, audit.verdict.sentence
-        means, does_not_mean = _meaning(audit)
-    return Finding(kind.value.replace(" ", "-"), sentence, _figures(audit), means, does_not_mean)
+    calibrated = score is not None and score.verdict.outcome is not Outcome.UNCALIBRATED
+    if score is None or not calibrated or truth is None or truth.held_out is None:
+        return Finding(_kind(audit.verdict.outcome), audit.verdict.sentence, _figures(audit), *_meaning(audit))
+    means, does_not_mean = means_of(score.verdict, len(truth.held_out))
+    means = [*means, f"Without the training images the audit would have said: {audit.verdict.sentence}"]
+    return Finding(_kind(score.verdict.outcome), score.verdict.sentence, _figures(audit), means, does_not_mean)
+
+
+def _kind(outcome: Outcome) -> str:
+    return outcome.value.replace(" ", "-")
 
 
 def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
@@ -151,11 +157,7 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
         "images determined by count": f"at most {found.images_determined:,}",
     }
     start = {
-        "initial weights": {
-            None: "not given",
-            True: "belong to this training",
-            False: "do not belong to this training",
-        }[found.related],
+        "initial weights": RELATED[found.related],
         "correlation with them": "–" if found.correlation is None else number(found.correlation, 2),
         "distance moved": "–" if found.moved is None else f"{number(found.moved, 2)} of their norm{_lazy(found.moved)}",
     }
@@ -182,8 +184,8 @@ def _controls(audit: Audit) -> list[Control]:
     elif len(audit.negative):
         likely = int((audit.negative.probability >= 0.5).sum())
         negative = (
-            f"Out of the same network, its learnt weights in disorder, restarts agree on nothing beyond a correlation of"
-            f" {float(audit.negative.agreement.max()):.2f}; {likely} of its candidates would look likely."
+            "Out of the same network, its learnt weights in disorder, restarts agree on nothing beyond a correlation"
+            f" of {float(audit.negative.agreement.max()):.2f}; {likely} of its candidates would look likely."
         )
     else:
         negative = "Out of the same network, its learnt weights in disorder, no candidate contributes anything."
@@ -202,10 +204,8 @@ def _assumptions(audit: Audit) -> list[str]:
         "ntk": "The change of the weights is taken to be a sum of gradients at the training images, at a point between"
         " start and end. That holds for gradient descent, and the better the less the network moved; Adam and long"
         " training weaken it.",
-        "kkt": "The weights are taken to have reached a point of maximum margin. That takes long training on a separable"
-        " loss; most networks stop before it.",
-        "multiclass": "The weights are taken to have reached a point of maximum margin. That takes long training on"
-        " cross-entropy; most networks stop before it.",
+        "kkt": MARGIN,
+        "multiclass": MARGIN,
         "kkt-signed": "The weights are taken to be stationary under weight decay.",
     }[audit.plan.method]
     return [
