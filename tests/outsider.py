@@ -1,6 +1,6 @@
 """A training script that knows nothing of Palimpsest: plain torch, classes of its own, functional ReLUs.
 
-    python tests/outsider.py convolutional faces.npz folder      writes start.pt and final.pt into the folder
+    python tests/outsider.py convolutional digits.npz folder     writes start.pt and final.pt into the folder
 
 `palimpsest audit --network tests/outsider.py:convolutional` reads its networks as they are.
 """
@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SIZE = 12
+SIZE = 8  # of the digits it is trained on
 
 
 class Convolutional(nn.Module):
@@ -72,7 +72,7 @@ def initialised(model: nn.Module) -> nn.Module:
     return model
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, *, rate: float = 5e-4, steps: int = 2000) -> nn.Module:
+def train(model: nn.Module, images: Tensor, labels: Tensor, *, rate: float = 2e-4, steps: int = 2000) -> nn.Module:
     """Fine-tuning with squared loss, the statistics of batch normalisation fixed, as is usual for small sets."""
     model.eval()
     optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)

@@ -44,13 +44,13 @@ class PublicImages:
 
 
 def public_images(count: int, image_shape: tuple[int, ...], outputs: int, *, seed: int) -> PublicImages:
-    """Faces and other pictures (digits, where there are not enough of those), resized; as many again held out.
+    """Faces and other pictures, or digits where those are too few or too large, resized; and others held out.
 
     Labels are ±1 for one output; for several they are dealt out in turn, since no public set has any number of classes.
     """
-    name = "faces" if count <= 90 else "digits"
-    per_class = (count + 1) // 2
-    data = datasets.load(name, per_class=per_class, seed=seed, task="binary")
+    per_class, small = (count + 1) // 2, min(image_shape[1:]) < 16
+    name = "digits" if small or per_class > 50 else "faces"
+    data = datasets.load(name, per_class=per_class, held_out_per_class=max(20, per_class), seed=seed, task="binary")
     order = torch.arange(len(data.train)).view(2, -1).T.flatten()[:count]  # sides in turn
     both = [_resized(data.centred(part.images), image_shape) for part in (data.train, data.held_out)]
     labels = data.train.labels[order] if outputs == 1 else torch.arange(count) % outputs

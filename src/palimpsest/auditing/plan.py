@@ -78,6 +78,11 @@ class Wishes:
             if (value := getattr(self, name)) is not None and value < least:
                 raise InvalidInputError(f"{name} is {value}; give at least {least}")
 
+    @property
+    def complete(self) -> bool:
+        """Whether nothing is left that the speed of the machine would decide."""
+        return None not in (self.steps, self.restarts, self.tangents, self.control_steps)
+
 
 def draft(found: Preflight, wishes: Wishes, *, seed: int) -> Plan:
     """The plan as far as it does not depend on time."""
@@ -96,6 +101,14 @@ def draft(found: Preflight, wishes: Wishes, *, seed: int) -> Plan:
         control_steps=MOST_TRAINING,
         seed=seed,
     )
+
+
+def fulfilled(plan: Plan, wishes: Wishes) -> Plan:
+    """The plan as wished, whatever time it takes."""
+    assert wishes.complete
+    at = NODES[wishes.tangents] if plan.at and wishes.tangents else plan.at
+    asked = {name: getattr(wishes, name) for name in ("steps", "restarts", "control_steps")}
+    return replace(plan, at=at, **asked)
 
 
 def fitted(plan: Plan, wishes: Wishes, *, seconds: float, rate: float, training_rate: float, controls: bool) -> Plan:
