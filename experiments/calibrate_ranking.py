@@ -33,7 +33,7 @@ from palimpsest.scoring.scores import BETTER
 from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
-FEATURES = ("constant", "agreement", "support", "contribution", "explained")
+FEATURES = ("constant", "agreement", "explained")
 LEAST_SSIM = 0.4
 BINS = 5
 TOP = 25
@@ -244,8 +244,7 @@ def main() -> None:
 
 def summarise(results: list[dict], options: argparse.Namespace) -> None:
     fitting, held_back = ([r for r in results if r["model"]["seed"] % 2 == parity] for parity in (0, 1))
-    sets = [("constant", "agreement"), ("constant", "agreement", "explained"),
-            ("constant", "agreement", "contribution"), ("constant", "agreement", "support"), FEATURES]  # fmt: skip
+    sets = [FEATURES[:2], FEATURES]
     losses = {names: left_out(fitting, names) for names in sets}
     for names, loss in losses.items():
         print(f"{loss:.3f} log loss on networks left out, with {', '.join(names[1:])}")

@@ -19,7 +19,7 @@ SIZE = 8  # of the digits it is trained on
 
 
 class Convolutional(nn.Module):
-    def __init__(self, width: int = 16, hidden: int = 128) -> None:
+    def __init__(self, width: int = 32, hidden: int = 128) -> None:
         super().__init__()
         self.near = nn.Conv2d(1, width, 5, stride=2, padding=2)
         self.far = nn.Conv2d(width, 2 * width, 3, stride=2, padding=1)
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Residual(nn.Module):
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int = 24) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, width, 4, stride=2, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
@@ -72,7 +72,7 @@ def initialised(model: nn.Module) -> nn.Module:
     return model
 
 
-def train(model: nn.Module, images: Tensor, labels: Tensor, *, rate: float = 2e-4, steps: int = 2000) -> nn.Module:
+def train(model: nn.Module, images: Tensor, labels: Tensor, *, rate: float = 1e-4, steps: int = 2000) -> nn.Module:
     """Fine-tuning with squared loss, the statistics of batch normalisation fixed, as is usual for small sets."""
     model.eval()
     optimiser = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9)

@@ -25,12 +25,12 @@ from synthetic import exact_problem
 
 TESTS = Path(__file__).parent
 SHAPE = (1, 8, 8)
-QUICK = {"samples": 6, "steps": 200, "restarts": 2, "tangents": 1, "control_steps": 400}
+QUICK = {"samples": 4, "steps": 150, "restarts": 2, "tangents": 1, "control_steps": 400}
 
 
 @pytest.fixture(scope="module")
 def digits() -> pal.datasets.DataSet:
-    return pal.datasets.load("digits", per_class=3, held_out_per_class=20, seed=0)
+    return pal.datasets.load("digits", per_class=2, held_out_per_class=20, seed=0)
 
 
 def trained(make, data, **options):
@@ -50,8 +50,8 @@ def truth(data) -> pal.auditing.Truth:
 # --- the verdict, end to end ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["convolutional", "residual"])
-def test_networks_of_an_outside_script_that_leak_are_found_out(kind, digits, tmp_path):
+@pytest.mark.parametrize(("kind", "tangents"), [("convolutional", 2), ("residual", 1)])
+def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, digits, tmp_path):
     initial, final = trained(getattr(outsider, kind), digits)
     torch.save(final, tmp_path / "final.pt")
     torch.save(initial, tmp_path / "start.pt")
@@ -62,13 +62,13 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, digits, tmp
         image_shape=SHAPE,
         out=tmp_path / "audit",
         truth=truth(digits),
-        **QUICK,
+        **QUICK | {"tangents": tangents},
     )
     assert found.verdict.outcome is Outcome.LEAKAGE
     assert found.verdict.readable
     assert found.score.verdict.outcome is Outcome.LEAKAGE
     assert found.floor < 0.5
-    assert found.negative.probability.max() < verdict.CERTAIN or found.negative.agreement.max() <= found.verdict.bar
+    assert found.negative.probability.max() < verdict.LIKELY
     page = found.report.read_text()
     assert found.score.verdict.sentence in page
     assert "Positive control" in page
@@ -259,7 +259,6 @@ def test_what_restarts_share_is_merged_and_ranked_first():
     assert len(found) == 2 + 9
     assert (found.agreement[:2] > 0.99).all()
     assert (found.agreement[2:] < 0.6).all()
-    assert found.support[:3].tolist() == pytest.approx([1.0, 1.0, 1 / 3])
     ranked = ranking.rank(found)
     assert (ranked.probability.diff() <= 0).all()
     assert {tuple(image.flatten().tolist()) for image in ranked.images[:2]} == {
@@ -277,8 +276,7 @@ def test_candidates_that_contribute_nothing_do_not_count():
 
 def ranked(agreements, probabilities):
     n = len(agreements)
-    values = torch.tensor(probabilities, dtype=torch.float64), torch.tensor(agreements)
-    return ranking.Ranking(torch.zeros(n, *SHAPE), *values, torch.ones(n), torch.ones(n))
+    return ranking.Ranking(torch.zeros(n, *SHAPE), torch.tensor(probabilities).double(), torch.tensor(agreements))
 
 
 def test_a_claim_takes_a_likely_candidate_beyond_the_negative_control():

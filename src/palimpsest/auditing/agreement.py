@@ -35,10 +35,6 @@ class Agreed:
     images: Tensor
     agreement: Tensor
     """Mean over the other restarts of the best correlation with any of their candidates."""
-    support: Tensor
-    """Share of the restarts that have a candidate like it."""
-    contribution: Tensor
-    """Share of ‖T‖² that it represents, the median over its likes."""
     explained: Tensor
     """Share of ‖T‖² that the restarts explain, the same for all."""
 
@@ -58,38 +54,28 @@ def agree(runs: Sequence[Run]) -> Agreed:
     numbers = torch.cat([torch.full((len(run.images),), i) for i, run in enumerate(runs)])
     images, contributions = (torch.cat([getattr(run, name) for run in runs]) for name in ("images", "contributions"))
     alive = contributions > NEGLIGIBLE
-    images, contributions, numbers = images[alive], contributions[alive], numbers[alive]
+    images, numbers = images[alive], numbers[alive]
     explained = 1 - float(torch.tensor([run.loss for run in runs]).median())
     if len(images) == 0:
-        return Agreed(images, *(torch.zeros(0),) * 4)
+        return Agreed(images, torch.zeros(0), torch.zeros(0))
     ncc = pairwise_ncc(images, images)
     best = torch.stack([_best(ncc, numbers == i) for i in range(len(runs))], dim=1)  # (candidates, restarts)
     others = numbers[:, None] != torch.arange(len(runs))
     agreement = (best * others).sum(1) / max(1, len(runs) - 1)
-    leaders, likes = _merge(ncc, agreement)
-    supporters = [len(numbers[members].unique()) / len(runs) for members in likes]
-    return Agreed(
-        images=images[leaders],
-        agreement=agreement[leaders].float(),
-        support=torch.tensor(supporters),
-        contribution=torch.stack([contributions[members].median() for members in likes]),
-        explained=torch.full((len(leaders),), explained),
-    )
+    leaders = _merged(ncc, agreement)
+    return Agreed(images[leaders], agreement[leaders].float(), torch.full((len(leaders),), explained))
 
 
 def _best(ncc: Tensor, columns: Tensor) -> Tensor:
     return ncc[:, columns].amax(1) if bool(columns.any()) else ncc.new_zeros(len(ncc))
 
 
-def _merge(ncc: Tensor, agreement: Tensor) -> tuple[list[int], list[Tensor]]:
-    """Leaders in order of agreement, each with all candidates not yet taken that are like it."""
-    free = torch.ones(len(ncc), dtype=torch.bool)
-    leaders, likes = [], []
+def _merged(ncc: Tensor, agreement: Tensor) -> list[int]:
+    """One candidate of each kind, in order of agreement: the first stands for all that are like it."""
+    free, leaders = torch.ones(len(ncc), dtype=torch.bool), []
     for i in agreement.argsort(descending=True, stable=True).tolist():
         if free[i]:
-            members = free & (ncc[i] > ALIKE)
-            members[i] = True
-            free &= ~members
             leaders.append(i)
-            likes.append(members)
-    return leaders, likes
+            free &= ncc[i] <= ALIKE
+            free[i] = False
+    return leaders

@@ -25,8 +25,6 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
     return {
         "constant": torch.ones(len(agreed)),
         "agreement": -torch.log10(1.001 - agreed.agreement.clamp(0, 1)),
-        "support": agreed.support,
-        "contribution": torch.log10(agreed.contribution.clamp_min(1e-12)),
         "explained": -torch.log10(1.001 - agreed.explained.clamp(0, 1)),
     }
 
@@ -38,8 +36,6 @@ class Ranking:
     images: Tensor
     probability: Tensor
     agreement: Tensor
-    support: Tensor
-    contribution: Tensor
 
     def __len__(self) -> int:
         return len(self.images)
@@ -49,8 +45,7 @@ def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ran
     """Order candidates by their probability."""
     p = probability(agreed, calibration() if coefficients is None else coefficients)
     order = p.argsort(descending=True, stable=True)
-    fields = ("images", "agreement", "support", "contribution")
-    return Ranking(probability=p[order], **{name: getattr(agreed, name)[order] for name in fields})
+    return Ranking(agreed.images[order], p[order], agreed.agreement[order])
 
 
 def probability(agreed: Agreed, coefficients: Mapping[str, float]) -> Tensor:
