@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 TESTS = Path(__file__).parent
-QUICK = "--samples 4 --candidates 6 --steps 60 --restarts 2 --tangents 1 --control-steps 40 --minutes 60".split()
+QUICK = "--samples 4 --candidates 6 --steps 30 --restarts 2 --tangents 1 --control-steps 20 --minutes 60".split()
 
 
 def prepared(folder: Path) -> list[str]:
