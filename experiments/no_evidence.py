@@ -60,7 +60,7 @@ def main() -> None:
             )  # fmt: skip
         best = float(found.ranking.probability.max()) if len(found.ranking) else 0.0
         rows.append({"network": number, "method": found.plan.method, "outcome": found.verdict.outcome.value,
-                     "likeliest": best, "bar": found.verdict.bar})  # fmt: skip
+                     "likeliest": best, "by chance": found.verdict.bar})  # fmt: skip
         print(rows[-1], flush=True)
     silent = sum(row["outcome"] == "no evidence" for row in rows)
     print(f"{silent} of {len(rows)}: no evidence")

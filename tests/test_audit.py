@@ -274,19 +274,24 @@ def test_candidates_that_contribute_nothing_do_not_count():
     assert verdict.judge(nothing, nothing, None).outcome is Outcome.NO_EVIDENCE
 
 
-def ranked(agreements, probabilities):
-    n = len(agreements)
-    return ranking.Ranking(torch.zeros(n, *SHAPE), torch.tensor(probabilities).double(), torch.tensor(agreements))
+def ranked(*probabilities, explained):
+    n, p = len(probabilities), torch.tensor(probabilities).double()
+    return ranking.Ranking(torch.zeros(n, *SHAPE), p, torch.ones(n), explained)
 
 
 def test_a_claim_takes_a_likely_candidate_beyond_the_negative_control():
-    strong = ranked([0.99, 0.95, 0.5], [0.95, 0.6, 0.1])
-    assert verdict.judge(strong, ranked([0.6], [0.1]), True).outcome is Outcome.LEAKAGE
-    assert verdict.judge(strong, ranked([0.6], [0.1]), True).likely == 2
-    assert verdict.judge(strong, ranked([0.97], [0.9]), True).likely == 1
-    assert verdict.judge(strong, ranked([0.995], [0.9]), True).outcome is Outcome.NO_EVIDENCE
-    assert verdict.judge(ranked([0.9], [0.7]), ranked([0.6], [0.1]), True).outcome is Outcome.NO_EVIDENCE
-    assert verdict.judge(strong, None, True).outcome is Outcome.UNCALIBRATED
+    strong = ranked(0.95, 0.6, 0.1, explained=0.9)
+
+    def judged(found, negative):
+        return verdict.judge(found, negative, True)
+
+    assert judged(strong, ranked(0.2, explained=0.1)).outcome is Outcome.LEAKAGE
+    assert judged(strong, ranked(0.2, explained=0.1)).likely == 2
+    assert judged(strong, ranked(0.7, explained=0.1)).likely == 1
+    assert judged(strong, ranked(0.96, explained=0.1)).outcome is Outcome.NO_EVIDENCE
+    assert judged(strong, ranked(0.2, explained=0.88)).outcome is Outcome.NO_EVIDENCE
+    assert judged(ranked(0.7, explained=0.9), ranked(0.2, explained=0.1)).outcome is Outcome.NO_EVIDENCE
+    assert judged(strong, None).outcome is Outcome.UNCALIBRATED
 
 
 def test_the_floor_is_zero_at_the_truth_and_high_elsewhere():

@@ -25,7 +25,7 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
     return {
         "constant": torch.ones(len(agreed)),
         "agreement": -torch.log10(1.001 - agreed.agreement.clamp(0, 1)),
-        "explained": -torch.log10(1.001 - agreed.explained.clamp(0, 1)),
+        "explained": -torch.log10(1.001 - torch.full((len(agreed),), agreed.explained).clamp(0, 1)),
     }
 
 
@@ -36,6 +36,8 @@ class Ranking:
     images: Tensor
     probability: Tensor
     agreement: Tensor
+    explained: float
+    """Share of ‖T‖² that all candidates explain together."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -45,7 +47,7 @@ def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ran
     """Order candidates by their probability."""
     p = probability(agreed, calibration() if coefficients is None else coefficients)
     order = p.argsort(descending=True, stable=True)
-    return Ranking(agreed.images[order], p[order], agreed.agreement[order])
+    return Ranking(agreed.images[order], p[order], agreed.agreement[order], agreed.explained)
 
 
 def probability(agreed: Agreed, coefficients: Mapping[str, float]) -> Tensor:

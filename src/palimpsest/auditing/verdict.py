@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from torch import Tensor
+
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.scoring import Outcome
 
 LIKELY = 0.5  # a candidate counts from this probability
 CERTAIN = 0.8  # and a claim takes one of this
+LEFT = 0.75  # of what the negative control leaves unexplained: a network that was read leaves less
 
 
 @dataclass(frozen=True)
@@ -20,7 +23,9 @@ class AuditVerdict:
         outcome: leakage, or no evidence of it; uncalibrated where time did not suffice for two restarts and a control.
         likely: candidates more likely than not to be training images, beyond what the negative control shows.
         expected: how many of these are expected to be.
-        bar: the agreement that the negative control reached by chance.
+        bar: the highest probability that a candidate of the negative control reached.
+        unexplained: share of the target that the candidates leave unexplained.
+        unexplained_by_chance: the same of the negative control.
         readable: whether the positive control was read, so that nothing found means something; None without one.
     """
 
@@ -30,23 +35,36 @@ class AuditVerdict:
     expected: float
     bar: float | None
     readable: bool | None
+    unexplained: float
+    unexplained_by_chance: float | None
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
 def judge(ranking: Ranking, negative: Ranking | None, readable: bool | None) -> AuditVerdict:
-    """Leakage is claimed where restarts agree on likely candidates, and more than they do on a shuffled network."""
+    """Leakage is claimed where candidates are likely, more so than those of a shuffled network, and explain more.
+
+    Restarts also agree on what a network without any training images favours; but then they agree on as much, and
+    explain as much, in the shuffled network.
+    """
+    left = 1 - ranking.explained
     if negative is None:
         sentence = "No verdict: time did not suffice for two restarts and the negative control; give more --minutes."
-        return AuditVerdict(Outcome.UNCALIBRATED, sentence, 0, 0.0, None, readable)
-    bar = float(negative.agreement.max()) if len(negative) else 0.0
-    beyond = ranking.agreement > bar
-    p = ranking.probability.masked_fill(~beyond, 0.0)
-    likely, expected = int((p >= LIKELY).sum()), float(p[p >= LIKELY].sum())
+        return AuditVerdict(Outcome.UNCALIBRATED, sentence, 0, 0.0, None, readable, left, None)
+    bar = float(negative.probability.max()) if len(negative) else 0.0
+    left_by_chance = 1 - negative.explained
+    p = counting(ranking, bar) if left < LEFT * left_by_chance else ranking.probability[:0]
     claim = bool((p >= CERTAIN).any())
     outcome = Outcome.LEAKAGE if claim else Outcome.NO_EVIDENCE
-    return AuditVerdict(outcome, _sentence(claim, likely, expected, readable), likely, expected, bar, readable)
+    expected = float(p.sum())
+    sentence = _sentence(claim, len(p), expected, readable)
+    return AuditVerdict(outcome, sentence, len(p), expected, bar, readable, left, left_by_chance)
+
+
+def counting(ranking: Ranking, bar: float) -> Tensor:
+    """The probabilities that count: more likely than not, and beyond the bar."""
+    return ranking.probability[(ranking.probability >= LIKELY) & (ranking.probability > bar)]
 
 
 def _sentence(claim: bool, likely: int, expected: float, readable: bool | None) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
 from torch import Tensor
 
 from palimpsest.report import figures
@@ -44,15 +45,19 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         plate=_plate(audit, truth),
         cell=cell,
         columns=columns,
-        agreement=None if audit.negative is None or not len(audit.ranking) else figures.agreement(
-            audit.ranking, audit.negative, audit.verdict.bar or 0.0
-        ),
+        probabilities=_probabilities(audit),
         preflight=_preflight(audit),
         controls=_controls(audit),
         assumptions=_assumptions(audit),
         advice=advice(),
         settings=[("Plan", audit.plan.to_json()), ("Versions", versions())],
-    )  # fmt: skip
+    )
+
+
+def _probabilities(audit: Audit) -> Markup | None:
+    if audit.negative is None or audit.verdict.bar is None or not len(audit.ranking):
+        return None
+    return figures.probabilities(audit.ranking, audit.negative, audit.verdict.likely, audit.verdict.bar)
 
 
 # --- the verdict ---------------------------------------------------------------------------------
@@ -110,7 +115,7 @@ def _figures(audit: Audit) -> list[Figure]:
         Figure(f"{best:.0%}", "the likeliest candidate", "estimated probability of being a training image"),
     ]
     if verdict.bar is not None:
-        shown.append(Figure(f"{verdict.bar:.2f}", "agreement by chance", "the most that the negative control reached"))
+        shown.append(Figure(f"{verdict.bar:.0%}", "by chance", "the likeliest candidate of the negative control"))
     if audit.positive is not None:
         recovered = f"{audit.positive.verdict.recovered} of {audit.positive.verdict.total}"
         shown.append(Figure(recovered, "positive control", "public images read from a network of the same kind"))
@@ -140,7 +145,7 @@ def _plate(audit: Audit, truth: Truth | None) -> list[list[Picture]]:
 
 def _candidate(audit: Audit, i: int, image: Tensor) -> Picture:
     p, agreement = float(audit.ranking.probability[i]), float(audit.ranking.agreement[i])
-    counts = p >= 0.5 and audit.verdict.bar is not None and agreement > audit.verdict.bar
+    counts = i < audit.verdict.likely  # candidates are in the order of their probabilities
     alt = f"Candidate {i + 1}, probability {p:.0%}, agreement {agreement:.2f}"
     return Picture(shown(image), alt, f"{p:.0%}", "recovered" if counts else "")
 
@@ -181,14 +186,12 @@ def _lazy(moved: float) -> str:
 def _controls(audit: Audit) -> list[Control]:
     if audit.negative is None:
         negative = "Not run: time did not suffice."
-    elif len(audit.negative):
-        likely = int((audit.negative.probability >= 0.5).sum())
-        negative = (
-            "Out of the same network, its learnt weights in disorder, restarts agree on nothing beyond a correlation"
-            f" of {float(audit.negative.agreement.max()):.2f}; {likely} of its candidates would look likely."
-        )
     else:
-        negative = "Out of the same network, its learnt weights in disorder, no candidate contributes anything."
+        negative = (
+            "The same network, what it learnt put in disorder, was read with the same plan. Its candidates leave"
+            f" {1 - audit.negative.explained:.0%} of the target unexplained, those of the network itself"
+            f" {audit.verdict.unexplained:.0%}; the likeliest has a probability of {audit.verdict.bar:.0%}."
+        )
     if audit.positive is None:
         positive = "Not run, or the network could not be trained on public images."
     else:
