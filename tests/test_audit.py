@@ -1,5 +1,6 @@
 """Auditing networks that were trained by somebody else's script: verdicts, controls, resuming and refusals."""
 
+import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -72,6 +73,9 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     page = found.report.read_text()
     assert found.score.verdict.sentence in page
     assert "Positive control" in page
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["verdict"]["outcome"] == "leakage"
+    saved, _ = pal.storage.load_tensors(tmp_path / "audit" / "ranking.safetensors")
+    assert torch.equal(saved["images"], found.ranking.images)
 
 
 def test_a_network_whose_change_is_noise_gives_no_evidence(digits, tmp_path):
@@ -114,7 +118,7 @@ def test_killed_audits_resume_to_the_same_report(tmp_path):
     reports = []
     for name, kills in (("whole", 0), ("torn", 2)):
         out = tmp_path / name / "audit"
-        assert killed(arguments, out, kills, longest=7.0) == kills
+        assert killed(arguments, out, kills, longest=6.0) == kills
         reports.append((out / "report.html").read_bytes())
         assert not list(out.rglob("*.checkpoint"))
     assert reports[0] == reports[1]
@@ -135,6 +139,22 @@ def tiny(out, **options):
         out=out,
         **quick | options,
     )
+
+
+@pytest.mark.parametrize("method", [None, "kkt-signed", "multiclass"])
+def test_networks_with_several_outputs_are_audited_too(method, tmp_path):
+    torch.manual_seed(0)
+
+    def classes():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    initial = classes().state_dict()
+    final = {name: t + 0.1 * torch.randn_like(t) for name, t in initial.items()}
+    few = {"samples": 5, "steps": 10, "restarts": 2, "tangents": 2, "control_steps": 5}
+    found = pal.audit(classes, final, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", method=method, **few)
+    assert found.plan.method == (method or "ntk")
+    assert found.plan.control_images == 5
+    assert found.verdict.outcome is Outcome.NO_EVIDENCE
 
 
 def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_path):

@@ -12,6 +12,7 @@ audit.json, report.html    the verdict and everything behind it
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -33,11 +34,12 @@ from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objec
 from palimpsest.auditing.subject import Factory, Subject, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import AuditVerdict, judge
-from palimpsest.errors import DivergenceError, InvalidInputError, RunFolderError, TrainingDivergedError
+from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, RunFolderError
 from palimpsest.objectives import Objective
 from palimpsest.report.audit import render_audit
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Outcome, Score, score
+from palimpsest.storage import save_tensors
 from palimpsest.training import train
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
@@ -235,7 +237,7 @@ class _Auditor:
         """Training steps a second of the positive control."""
         public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
         began = time.monotonic()
-        with suppress(TrainingDivergedError):
+        with suppress(PalimpsestError):
             train(self.subject.fresh(), public.images, public.labels, steps=PROBE_STEPS, tolerance=1e-9)
         return PROBE_STEPS / (time.monotonic() - began)
 
@@ -252,8 +254,10 @@ class _Auditor:
                 self.tell(f"out of time in {role} {number + 1}; repeat the command to go on")
                 if role == "subject" and len(runs["subject"]) < 2:
                     run = self.so_far(plan)
-            except TrainingDivergedError:
-                self.tell("the positive control cannot be trained")
+            except PalimpsestError as error:
+                if role == "subject":
+                    raise
+                self.tell(f"there is no {role} control: {error}")
             if run is not None and len(run.images):
                 runs[role].append(run)
         if not runs["subject"]:
@@ -341,5 +345,12 @@ class _Auditor:
         return stages.facts(self.folder.path / "floor.json", find)["floor"]
 
     def report(self, found: Audit) -> Audit:
+        numbers = {name: getattr(found.ranking, name) for name in ("images", "probability", "agreement")}
+        save_tensors(self.folder.path / "ranking.safetensors", numbers, {"what": "candidates, the likeliest first"})
+        judged = {"verdict": found.verdict, "positive": found.positive, "score": found.score}
+        summary = {
+            name: None if part is None else asdict(getattr(part, "verdict", part)) for name, part in judged.items()
+        }
+        self.folder.write("audit.json", (json.dumps(summary | {"floor": found.floor}, indent=1) + "\n").encode())
         self.folder.write("report.html", render_audit(found, self.truth, self.folder.path.name).encode())
         return found

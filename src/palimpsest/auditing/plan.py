@@ -24,6 +24,7 @@ FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 ENOUGH, PLENTY, LEAST = 1500, 4000, 100  # steps of a reconstruction
 CONTROL_RUNS = 2  # of each control: agreement takes two
 MOST_RESTARTS = 6
+MOST_PUBLIC = 400  # images of the positive control; there are not many more
 MOST_TRAINING = 10_000  # steps
 MARGIN = 0.8  # of the measured speed is counted on: machines are shared
 TRAINING_SHARE = 0.15  # of the time may go into training the positive control
@@ -97,7 +98,7 @@ def draft(found: Preflight, wishes: Wishes, *, seed: int) -> Plan:
         steps=ENOUGH,
         restarts=3,
         total_variation=0.1 if wishes.total_variation is None else wishes.total_variation,
-        control_images=min(samples or max(1, candidates // 2), candidates),
+        control_images=min(samples or max(1, candidates // 2), candidates, MOST_PUBLIC),
         control_steps=MOST_TRAINING,
         seed=seed,
     )

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -37,9 +36,6 @@ class AuditVerdict:
     readable: bool | None
     unexplained: float
     unexplained_by_chance: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge(ranking: Ranking, negative: Ranking | None, readable: bool | None) -> AuditVerdict:
