@@ -113,10 +113,9 @@ def test_the_span_can_be_searched_alone(tmp_path):
 def complaint(capsys, *arguments) -> str:
     """The one sentence of a command that must fail with status 2."""
     assert main([str(a) for a in arguments]) == 2
-    message = capsys.readouterr().err
+    *progress, message = capsys.readouterr().err.splitlines()
     assert message.startswith("palimpsest: ")
-    assert message.count("\n") == 1
-    assert "Traceback" not in message
+    assert not any(line.startswith(("palimpsest", "Traceback")) for line in progress)
     return message
 
 
@@ -216,14 +215,17 @@ def test_a_folder_that_cannot_be_written(tmp_path, capsys):
 
 
 def test_a_full_disk_leaves_what_was_there(trained, capsys, monkeypatch):
-    before = {path: path.read_bytes() for path in trained.iterdir() if path.is_file()}
+    def content():
+        return {path: path.read_bytes() for path in trained.iterdir() if path.is_file() and path.name != "log.txt"}
+
+    before = content()
 
     def full(handle):
         raise OSError(28, os.strerror(28))
 
     monkeypatch.setattr(storage.os, "fsync", full)
     assert "No space left" in complaint(capsys, "report", trained)
-    assert {path: path.read_bytes() for path in trained.iterdir() if path.is_file()} == before
+    assert content() == before
 
 
 def test_divergence_is_a_failure_not_wrong_use(trained, monkeypatch, capsys):

@@ -23,7 +23,7 @@ def confined(name: str):
 def test_gradients_and_curvature_follow_the_chain_rule(name):
     case, subspace, c = confined(name)
     x, Q = subspace.images(c), subspace.basis.flatten(1).T
-    inside = case.objective.within(subspace.images)
+    inside = case.objective.within(subspace)
     dx, dλ = case.objective.gradients(x, case.multipliers, case.labels)
     dc, dλ_inside = inside.gradients(c, case.multipliers, case.labels)
     assert torch.allclose(
@@ -40,7 +40,7 @@ def test_gradients_and_curvature_follow_the_chain_rule(name):
 @pytest.mark.parametrize("name", ["mlp-2-all/kkt", "cnn/ntk-nodes", "cubic/kkt-signed"])
 def test_lanczos_in_the_subspace_equals_eigh(name):
     case, subspace, c = confined(name)
-    inside = case.objective.within(subspace.images)
+    inside = case.objective.within(subspace)
     exact = torch.linalg.eigvalsh(splitting.matrix(inside, c, case.multipliers, case.labels))
     values, _ = splitting.min_eigenpairs(inside, c, case.multipliers, case.labels, iterations=3)
     assert torch.allclose(values, exact[:, 0], atol=1e-8 * float(exact.abs().max()))

@@ -9,7 +9,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from palimpsest.errors import InvalidInputError
+from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.state import State
 
 
@@ -39,7 +39,12 @@ class Checkpoint(Callback):
 
     def resume(self, fresh: State) -> State:
         """The saved state if there is one, else the fresh one."""
-        return State.load(self.path, self.fingerprint, fresh.x.device) if self.path.exists() else fresh
+        if not self.path.exists():
+            return fresh
+        saved = State.load(self.path, self.fingerprint, fresh.x.device)
+        if not saved.continues(fresh):
+            raise CheckpointError(f"{self.path} does not fit this problem; delete it and start afresh")
+        return saved
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         if time.monotonic() - self._saved_at >= self.every_seconds:

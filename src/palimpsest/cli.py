@@ -5,6 +5,7 @@ Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard 
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from palimpsest import auditing, jobs
+from palimpsest import auditing, jobs, journal
 from palimpsest.auditing import truth
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
@@ -201,7 +202,6 @@ class Audit:
                 initial=self.initial,
                 truth=known,
                 device=_device(self.device),
-                tell=lambda line: print(line, flush=True),
                 **vars(self.options),
             )
         except KeyboardInterrupt:
@@ -234,9 +234,13 @@ Command = (
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the value is the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of folders need not be text
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        return command.run() or 0
+        with journal.shown():
+            return command.run() or 0
     except (DivergenceError, TrainingDivergedError, InterruptedRunError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
@@ -244,12 +248,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         return _complain(f"cannot use{where}: {error.strerror}; make room or choose another folder", status=2)
+    except (MemoryError, torch.OutOfMemoryError):
+        return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
 
 
 def _complain(sentence: str, *, status: int) -> int:
-    print(f"palimpsest: {sentence}", file=sys.stderr)
+    """One line, in which nothing that a file or a name put there speaks to the terminal."""
+    shown = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in sentence)
+    print(f"palimpsest: {shown}", file=sys.stderr)
     return status
 
 

@@ -18,6 +18,10 @@ class NonFiniteError(InvalidInputError):
     """Weights or data that contain NaN or infinity."""
 
 
+class WeightsError(InvalidInputError):
+    """A file of weights that is not safe to read, is damaged, or does not fit the network."""
+
+
 class UnsupportedNetworkError(PalimpsestError):
     """A network that cannot be differentiated as the method needs, with the layer and the remedy."""
 
@@ -56,6 +60,14 @@ class TrainingDivergedError(PalimpsestError):
 
 class RunFolderError(PalimpsestError):
     """A run folder that is missing, in use, of another version, or damaged."""
+
+
+class StorageError(PalimpsestError, OSError):
+    """A file that could not be written; what stood there before is intact."""
+
+
+class ResourceError(PalimpsestError):
+    """Work that would not fit into the memory or onto the disk, refused before it begins."""
 
 
 class NoCounterexampleError(PalimpsestError):

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -18,9 +20,12 @@ import torch
 from torch import Tensor, nn
 
 import palimpsest as pal
+from palimpsest import estimates
 from palimpsest.callbacks import Callback
+from palimpsest.checks import is_count, is_number
 from palimpsest.datasets import DataSet
 from palimpsest.errors import CheckpointError, DataError, InvalidInputError, RunFolderError
+from palimpsest.journal import Journal, Pulse, note
 from palimpsest.objectives import Objective
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
@@ -53,13 +58,39 @@ class Training:
     seed: int = 0
     """Of the sample of images and of the initial weights."""
 
+    def check(self) -> None:
+        """Refuse what cannot be, in the words of the command line, before any work."""
+        _whole("--per-class", self.per_class, least=1)
+        _whole("--steps", self.steps, least=1)
+        _whole("--seed", self.seed, least=0)
+        _widths("--hidden", self.hidden)
+        if not isinstance(self.data, str) or not isinstance(self.data_root, str | Path | None):
+            raise InvalidInputError("--data and --data-root must be names; give a data set and a folder")
+        _one_of("--task", self.task, (None, "binary", "classes"))
+        _one_of("--loss", self.loss, tuple(METHODS))
+        if not is_number(self.weight_decay) or self.weight_decay < 0:
+            raise InvalidInputError(f"--weight-decay is {self.weight_decay}; give a number that is not negative")
+
     def load(self) -> DataSet:
         return pal.datasets.load(
             self.data, per_class=self.per_class, seed=self.seed, task=self.task, data_root=self.data_root
         )
 
-    def network(self, data: DataSet) -> pal.networks.MLP:
+    def outputs(self, data: DataSet) -> int:
+        """One for labels ±1, else one per class; refused where the loss wants another number."""
         outputs = 1 if bool((data.train.labels < 0).any()) else len(data.classes)
+        if outputs == 1 and self.loss == "cross_entropy":
+            raise InvalidInputError(
+                "cross_entropy needs one output per class; add --task classes, or use --loss logistic"
+            )
+        if outputs > 1 and self.loss == "logistic":
+            raise InvalidInputError(
+                f"logistic loss tells two sides apart, not {outputs} classes; use --loss cross_entropy"
+            )
+        return outputs
+
+    def network(self, data: DataSet) -> pal.networks.MLP:
+        outputs = self.outputs(data)
         torch.manual_seed(self.seed)
         return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
 
@@ -85,6 +116,16 @@ class Reading:
     seed: int = 0
     """Of the initial candidates."""
 
+    def check(self) -> None:
+        """Refuse what cannot be, in the words of the command line, before any work."""
+        for name in ("candidates", "steps", "rounds"):
+            _whole(f"--{name}", getattr(self, name), least=1)
+        _whole("--seed", self.seed, least=0)
+        if not self.at or not all(map(is_number, self.at)):
+            raise InvalidInputError("--at is empty or no number; give points from 0 (initial) to 1 (final weights)")
+        if not is_number(self.share) or not 0 < self.share <= 1:
+            raise InvalidInputError(f"--share is {self.share}; give a number above 0 and at most 1")
+
     def objective(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> Objective:
         fitting = METHODS[loss]
         if self.method not in (None, fitting):
@@ -97,8 +138,12 @@ class Reading:
 
 def train(folder: RunFolder, job: Training, *, device: torch.device, callback: Callable | None = None) -> Fit:
     """Train a network and put the weights, before and after, into the folder. The images are not kept."""
+    job.check()
     data = job.load()
+    widths = (math.prod(data.image_shape), *job.hidden, job.outputs(data))
+    estimates.check_training(folder.path, widths, len(data.train))
     model = job.network(data).to(device)
+    note(f"training begins: {len(data.train)} images of {data.name}, {job.loss} loss, at most {job.steps} steps")
     began = time.monotonic()
     fit = pal.train(
         model,
@@ -107,8 +152,9 @@ def train(folder: RunFolder, job: Training, *, device: torch.device, callback: C
         loss=job.loss,
         steps=job.steps,
         weight_decay=job.weight_decay,
-        callback=callback,
+        callback=_watched(callback, job.steps),
     )
+    note(fit.summary)
     facts = {
         "summary": fit.summary,
         "loss": fit.loss,
@@ -118,10 +164,22 @@ def train(folder: RunFolder, job: Training, *, device: torch.device, callback: C
         "seconds": time.monotonic() - began,
     }
     network = {"image_shape": list(data.image_shape), "hidden": list(job.hidden), "outputs": _outputs(fit.model)}
+    config = {"training": asdict(job), "trained": facts, "network": network, "images": _fingerprint(data)}
     folder.forget_reconstructions()
-    folder.write_weights(fit.model.state_dict(), fit.initial)
-    folder.write_config({"training": asdict(job), "trained": facts, "network": network, "images": _fingerprint(data)})
+    folder.write_training(config, fit.model.state_dict(), fit.initial)
     return fit
+
+
+def _watched(callback: Callable | None, steps: int) -> Callable[[dict[str, float]], None]:
+    """A callback that also notes, now and then, how training goes."""
+    pulse = Pulse()
+
+    def record(entry: dict[str, float]) -> None:
+        pulse.beat(f"step {int(entry['step'])} of {steps}: loss {entry['loss']:.3g}, gap {entry['gap']:.3g}")
+        if callback is not None:
+            callback(entry)
+
+    return record
 
 
 def is_trained(folder: RunFolder, job: Training) -> bool:
@@ -142,10 +200,14 @@ def reconstruct(
     progress: bool | None = None,
 ) -> None:
     """Read images out of the folder's weights, each variant in turn; what is finished is not done again."""
+    job.check()
     config = folder.config
     model, initial = _network(folder, config)
     image_shape = model.image_shape
-    objective = job.objective(model, initial, _field(config, "training", "loss")).to(device)
+    most = math.ceil(job.candidates * (1 + job.share) ** job.rounds)
+    widths = (math.prod(image_shape), *_field(config, "network", "hidden"), _outputs(model))
+    estimates.check_reconstruction(folder.path, widths, most, tangents=len(job.at), variants=len(variants))
+    objective = job.objective(model, initial, _training(config).loss).to(device)
     within = _span(model, initial) if job.span else None
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
     done = folder.variants()
@@ -166,7 +228,7 @@ def reconstruct(
             splitting=splitting,
             seed=job.seed,
             checkpoint=folder.checkpoint,
-            callbacks=[*callbacks, snapshots],
+            callbacks=[*callbacks, Journal(VARIANTS[variant], job.steps), snapshots],
             progress=progress,
         )
         folder.add_variant(variant, rec, _jsonable(asdict(job)), time.monotonic() - began)
@@ -176,14 +238,38 @@ def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.ML
     """The trained network of a folder and its initial weights; the images are not needed for it."""
     trained, initial = folder.weights()
     shape, hidden, outputs = (_field(config, "network", name) for name in ("image_shape", "hidden", "outputs"))
-    model = pal.networks.MLP(shape, hidden=hidden, outputs=outputs)
     try:
-        model.load_state_dict(trained)
-    except RuntimeError as error:
+        _widths("image_shape", shape)
+        _widths("hidden", hidden)
+        _whole("outputs", outputs, least=1)
+        described = estimates.parameters((math.prod(shape), *hidden, outputs))
+        if len(shape) != 3 or described != sum(t.numel() for t in trained.values()):
+            raise InvalidInputError("there are not as many weights as it describes")
+        model = pal.networks.MLP(shape, hidden=hidden, outputs=outputs)
+        for weights in (initial, trained):
+            pal.weights.fit_into(model, weights)
+    except InvalidInputError as error:
         raise RunFolderError(
-            f"the weights in {folder.path} do not fit its config.json; train into a new folder"
+            f"the weights in {folder.path} do not fit its config.json ({error}); train into a new folder"
         ) from error
     return model, initial
+
+
+def _whole(name: str, value: Any, *, least: int) -> None:
+    if not is_count(value) or value < least:
+        raise InvalidInputError(f"{name} is {reprlib.repr(value)}; give a whole number of at least {least}")
+
+
+def _widths(name: str, values: Any) -> None:
+    if not isinstance(values, list | tuple):
+        raise InvalidInputError(f"{name} is {reprlib.repr(values)}; give a list of whole numbers")
+    for value in values:
+        _whole(name, value, least=1)
+
+
+def _one_of(name: str, value: Any, choices: tuple[str | None, ...]) -> None:
+    if value not in choices:
+        raise InvalidInputError(f"{name} is {reprlib.repr(value)}; choose one of {', '.join(map(str, choices))}")
 
 
 def _outputs(model: nn.Module) -> int:
@@ -198,6 +284,12 @@ def _field(config: dict[str, Any], *names: str) -> Any:
     return config
 
 
+def _table(config: dict[str, Any], name: str) -> dict[str, Any]:
+    if not isinstance(table := _field(config, name), dict):
+        raise RunFolderError(f"config.json holds no table {name!r}; train into a new folder")
+    return table
+
+
 def _fingerprint(data: DataSet) -> str:
     """Tells whether the images drawn for a report are those that were trained on and held out."""
     digest = hashlib.sha256()
@@ -207,10 +299,13 @@ def _fingerprint(data: DataSet) -> str:
 
 
 def _training(config: dict[str, Any]) -> Training:
+    fields = _field(config, "training")
     try:
-        return Training(**_tuples(_field(config, "training")))
-    except TypeError as error:
+        job = Training(**_tuples(fields))
+        job.check()
+    except (TypeError, AttributeError, InvalidInputError) as error:
         raise RunFolderError("config.json describes another training; train into a new folder") from error
+    return job
 
 
 def _span(model: nn.Module, initial: dict[str, Tensor]) -> pal.Subspace:
@@ -249,6 +344,11 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
             f"{folder.path} holds no reconstruction; make one with `palimpsest reconstruct {folder.path}`"
         )
 
+    seconds = _field(config, "trained", "seconds")
+    if not is_number(seconds) or seconds < 0:
+        raise RunFolderError("config.json does not say how long training took; train into a new folder")
+    note("scoring begins")
+
     def scored(images: Tensor) -> Score:
         return pal.score(images.cpu(), data.train.images, held_out=data.held_out.images, mean=data.mean)
 
@@ -262,11 +362,10 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
         truth=data.train.images,
         held_out_count=len(data.held_out.images),
         configuration={"training": config["training"]} | {VARIANTS[n]: v["settings"] for n, v in ordered.items()},
-        versions=config["versions"],
+        versions=_table(config, "versions"),
         seeds={"training": job.seed, "reconstruction": next(iter(ordered.values()))["settings"]["seed"]},
-        training=_field(config, "trained"),
-        seconds={"training": _field(config, "trained", "seconds")}
-        | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
+        training=_table(config, "trained"),
+        seconds={"training": seconds} | {VARIANTS[n]: v["seconds"] for n, v in ordered.items()},
     )
     folder.write_scores({name: _score_fields(score) for name, score in scores.items()})
     folder.write("pictures.png", strip(content))

@@ -39,13 +39,10 @@ def smallest_eigenpairs(
     k, dimension = len(like), like[0].numel()
     m = min(iterations, dimension)
     generator = torch.Generator().manual_seed(seed)
-
-    def fresh() -> Tensor:
-        return torch.randn(dimension, generator=generator, dtype=torch.float64).to(like).expand(k, dimension)
-
+    fresh = torch.randn(m + 1, dimension, generator=generator, dtype=torch.float64).to(like)  # directions to start from
     V = like.new_zeros(k, m, dimension)
     α, β = like.new_zeros(k, m), like.new_zeros(k, m)
-    v, scale = _unit(fresh()), like.new_zeros(k)
+    v, scale = _unit(fresh[0].expand(k, dimension)), like.new_zeros(k)
     tiny = 10 * torch.finfo(like.dtype).eps
     for j in range(m):
         V[:, j] = v
@@ -56,7 +53,7 @@ def smallest_eigenpairs(
         norm = w.norm(dim=1)
         exhausted = norm <= tiny * scale
         β[:, j] = norm.masked_fill(exhausted, 0)
-        restart = _unit(_orthogonal(fresh(), V[:, : j + 1]))
+        restart = _unit(_orthogonal(fresh[j + 1].expand(k, dimension), V[:, : j + 1]))
         v = torch.where(exhausted[:, None], restart, w / norm.masked_fill(exhausted, 1)[:, None])
 
     above = torch.diag_embed(β[:, :-1], offset=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,10 +24,12 @@ class Optimiser(ABC):
         """The memory before the first step."""
 
     @abstractmethod
-    def update(
-        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
-    ) -> tuple[Tensor, Moments]:
-        """Parameter and memory after step number ``step`` (from 1), at ``factor`` times the learning rate."""
+    def pace(self, step: int, factor: float) -> tuple[float, ...]:
+        """What the update needs to know of step number ``step`` (from 1), at ``factor`` times the learning rate."""
+
+    @abstractmethod
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
+        """Change parameter and memory, in place, by one step."""
 
     @abstractmethod
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
@@ -48,14 +51,14 @@ class Adam(Optimiser):
     def init(self, parameter: Tensor) -> Moments:
         return {"mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
-    ) -> tuple[Tensor, Moments]:
-        mean = torch.lerp(moments["mean"], gradient, 1 - self.β1)
-        square = torch.lerp(moments["square"], gradient.square(), 1 - self.β2)
-        unbiased = (square / (1 - self.β2**step)).sqrt() + self.ε
-        rate = factor * self.learning_rate / (1 - self.β1**step)
-        return torch.addcdiv(parameter, mean, unbiased, value=-rate), {"mean": mean, "square": square}
+    def pace(self, step: int, factor: float) -> tuple[float, ...]:
+        return factor * self.learning_rate / (1 - self.β1**step), 1 / (1 - self.β2**step)
+
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
+        rate, unbias = pace
+        mean = moments["mean"].lerp_(gradient, 1 - self.β1)
+        square = moments["square"].mul_(self.β2).addcmul_(gradient, gradient, value=1 - self.β2)
+        parameter.sub_((square * unbias).sqrt_().add_(self.ε).reciprocal_().mul_(mean).mul_(rate))
 
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
         return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}
@@ -74,11 +77,11 @@ class SGD(Optimiser):
     def init(self, parameter: Tensor) -> Moments:
         return {"velocity": torch.zeros_like(parameter)}
 
-    def update(
-        self, parameter: Tensor, gradient: Tensor, moments: Moments, *, step: int, factor: float
-    ) -> tuple[Tensor, Moments]:
-        velocity = self.momentum * moments["velocity"] + gradient
-        return parameter - factor * self.learning_rate * velocity, {"velocity": velocity}
+    def pace(self, step: int, factor: float) -> tuple[float, ...]:
+        return (factor * self.learning_rate,)
+
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
+        parameter.sub_(pace[0] * moments["velocity"].mul_(self.momentum).add_(gradient))
 
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
         return {"velocity": moments["velocity"] * scale}

@@ -6,11 +6,13 @@ A prior adds a penalty to L. Each has one dimensionless weight: penalties are me
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -25,18 +27,14 @@ class Prior(ABC):
         """The penalty, differentiable in both arguments."""
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """(∂/∂images, ∂/∂multipliers)."""
-        return self.value_and_gradients(images, multipliers)[1:]
-
-    def value_and_gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(value, ∂/∂images, ∂/∂multipliers)."""
+        """(∂/∂images, ∂/∂multipliers): by autograd, unless a prior knows better."""
         x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
         with torch.enable_grad():
             value = self.value(x, λ)
         if not value.requires_grad:
-            return value, torch.zeros_like(x), torch.zeros_like(λ)
+            return torch.zeros_like(x), torch.zeros_like(λ)
         dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
-        return value.detach(), dx, dλ
+        return dx, dλ
 
     def __add__(self, other: Prior) -> Sum:
         return Sum((self, other))
@@ -50,6 +48,13 @@ class Sum(Prior):
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         return sum((prior.value(images, multipliers) for prior in self.priors), images.new_zeros(()))
+
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        parts = [prior.gradients(images, multipliers) for prior in self.priors]
+        if not parts:
+            return torch.zeros_like(images), torch.zeros_like(multipliers)
+        dx, dλ = (functools.reduce(torch.add, terms) for terms in zip(*parts, strict=True))
+        return dx, dλ
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +73,10 @@ class Box(Prior):
         outside = torch.relu(self.low - images) + torch.relu(images - self.high)
         return self.weight * outside.square().mean()
 
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        outside = torch.relu(images - self.high) - torch.relu(self.low - images)
+        return (2 * self.weight / images.numel()) * outside, torch.zeros_like(multipliers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class TotalVariation(Prior):
@@ -82,6 +91,16 @@ class TotalVariation(Prior):
         across, down = ((images.diff(dim=axis).square() + self.smoothing).sqrt().sum() for axis in (-1, -2))
         return self.weight * (across + down) / images.numel()
 
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        """Each difference δ pulls at its two pixels by ±δ / √(δ² + smoothing)."""
+        dx = torch.zeros_like(images)
+        if images.ndim >= 4:
+            for axis, edges in ((-1, (1, 1)), (-2, (0, 0, 1, 1))):
+                δ = images.diff(dim=axis)
+                pull = δ * (δ.square() + self.smoothing).rsqrt()
+                dx = dx - F.pad(pull, edges).diff(dim=axis)
+        return dx * (self.weight / images.numel()), torch.zeros_like(multipliers)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MinimumMultiplier(Prior):
@@ -92,3 +111,7 @@ class MinimumMultiplier(Prior):
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         return self.weight * torch.relu(1 - multipliers / self.minimum).square().mean()
+
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        below = torch.relu(1 - multipliers / self.minimum)
+        return torch.zeros_like(images), (-2 * self.weight / (self.minimum * multipliers.numel())) * below

@@ -13,6 +13,7 @@ from torch import Tensor
 from palimpsest.callbacks import Callback, Checkpoint, Progress
 from palimpsest.certificate import Certificate, certify
 from palimpsest.errors import DivergenceError
+from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Everywhere, Subspace
 from palimpsest.solver import Settings, Solver
@@ -62,6 +63,7 @@ def reconstruct(
     callbacks: Sequence[Callback] = (),
     checkpoint: Path | str | None = None,
     progress: bool | None = None,
+    execution: Execution | None = None,
     **settings: Any,
 ) -> Reconstruction:
     """Read training images out of weights: run the two phases from random candidates to the end.
@@ -75,22 +77,24 @@ def reconstruct(
         checkpoint: a file to which the state is saved as the run goes on. If it exists the run continues from it,
             to the same result as if it had never stopped (to the bit on a CPU with as many threads).
         progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
+        execution: how the steps are carried out; by default as fast as the device allows.
     """
     image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
     where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
     )  # fmt: skip
-    solver = Solver(objective, where, Settings(candidates=candidates, steps=steps, **settings))
-    state = solver.init()
-    watchers = [*callbacks]
-    if checkpoint is not None:
-        saver = Checkpoint(Path(checkpoint), solver.fingerprint())
-        watchers.append(saver)
-        state = saver.resume(state)
-    if progress is not False:
-        watchers.append(Progress(steps, show=progress))
-    state = _run(solver, state, watchers)
-    return _result(solver, state)
+    solver = Solver(objective, where, Settings(candidates=candidates, steps=steps, **settings), execution)
+    with solver.execution.numbers(objective.device):
+        state = solver.init()
+        watchers = [*callbacks]
+        if checkpoint is not None:
+            saver = Checkpoint(Path(checkpoint), solver.fingerprint())
+            watchers.append(saver)
+            state = saver.resume(state)
+        if progress is not False:
+            watchers.append(Progress(steps, show=progress))
+        state = _run(solver, state, watchers)
+        return _result(solver, state)
 
 
 def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:

@@ -9,6 +9,7 @@ snapshots/                   candidates on their way, for the trajectories of th
 history.jsonl                the reconstructions' records, one a line
 scores.json, report.html     the verdict
 pictures.png                 the best reconstructions above the images they resemble
+log.txt                      what was done here and when, a line for each event
 """
 
 from __future__ import annotations
@@ -16,7 +17,10 @@ from __future__ import annotations
 import fcntl
 import json
 import platform
+import shlex
 import shutil
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import metadata
@@ -25,13 +29,16 @@ from typing import Any
 
 from torch import Tensor
 
+from palimpsest import journal
 from palimpsest.callbacks import Callback
-from palimpsest.errors import RunFolderError
+from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_number, require
+from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError
 from palimpsest.reconstruction import Reconstruction
 from palimpsest.state import State
-from palimpsest.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.storage import FORMAT, load_tensors, packed, parse_json, save_tensors, write_atomically, write_together
 
-FORMAT = 1
+LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
+OURS = {".lock", "log.txt"}  # what is in a folder before anything was done there
 
 
 class RunFolder:
@@ -50,7 +57,7 @@ class RunFolder:
         """
         made = create and not self.path.exists()
         is_run = (self.path / "config.json").is_file()
-        if create and not is_run and self.path.is_dir() and any(not _is_ours(p.name) for p in self.path.iterdir()):
+        if create and not is_run and self.path.is_dir() and self._holds_more():
             raise RunFolderError(f"{self.path} holds other files; choose a new folder")
         if create:
             self.path.mkdir(parents=True, exist_ok=True)
@@ -64,26 +71,33 @@ class RunFolder:
                     f"{self.path} is in use by another run; wait for it or choose another folder"
                 ) from error
             try:
-                yield self
+                with journal.into(self.path / "log.txt"), _told():
+                    yield self
             except BaseException:
-                if made and all(_is_ours(path.name) for path in self.path.iterdir()):
+                if made and not self._holds_more():
                     shutil.rmtree(self.path)
                 raise
+
+    def _holds_more(self) -> bool:
+        """Anything but our own, and what a write leaves behind that was killed half-way, which is nobody's work."""
+        names = [path.name for path in self.path.iterdir()]
+        return any(name not in OURS and not (name.startswith(".") and name.endswith(".part")) for name in names)
 
     # --- configuration and results --------------------------------------------------------------------
 
     @property
     def config(self) -> dict[str, Any]:
-        config = self._read_json("config.json")
-        if config.get("format") != FORMAT:
-            raise RunFolderError(f"{self.path} was written by another version of Palimpsest; train into a new folder")
-        return config
+        return self._read_json("config.json", remedy="train into a new folder")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
-        self._write_json("config.json", {"format": FORMAT, "versions": versions(), **config})
+        self.write("config.json", _configuration(config))
+
+    @property
+    def scores(self) -> dict[str, Any]:
+        return self._read_json("scores.json", remedy="make it again with `palimpsest report`")
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        self._write_json("scores.json", scores)
+        self.write("scores.json", _json(scores))
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.path / name
@@ -92,9 +106,16 @@ class RunFolder:
 
     # --- weights ------------------------------------------------------------------------------------------
 
-    def write_weights(self, model: Mapping[str, Tensor], initial: Mapping[str, Tensor]) -> None:
-        save_tensors(self.path / "initial.safetensors", initial, {"what": "weights before training"})
-        save_tensors(self.path / "model.safetensors", model, {"what": "weights after training"})
+    def write_training(
+        self, config: Mapping[str, Any], model: Mapping[str, Tensor], initial: Mapping[str, Tensor]
+    ) -> None:
+        """Configuration and weights, which must never be those of two trainings."""
+        files = {
+            "initial.safetensors": packed(initial, {"what": "weights before training"}),
+            "model.safetensors": packed(model, {"what": "weights after training"}),
+            "config.json": _configuration(config),
+        }
+        write_together({self.path / name: content for name, content in files.items()})
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(trained, initial)."""
@@ -112,11 +133,16 @@ class RunFolder:
         path = self.path / "reconstruction.safetensors"
         if not path.exists():
             return {}
-        tensors, descriptions = load_tensors(path)
-        found = {name: dict(description) for name, description in descriptions.items()}
-        for key, t in tensors.items():
-            name, _, field = key.partition("/")
-            found[name][field] = t
+        tensors, description = load_tensors(path)
+        try:
+            found = {name: dict(fields) for name, fields in description["variants"].items()}
+            for key, t in tensors.items():
+                name, _, field = key.partition("/")
+                found[name][field] = t
+            for fields in found.values():
+                _check_variant(fields)
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and reconstruct again") from error
         return found
 
     def add_variant(self, name: str, rec: Reconstruction, settings: Mapping[str, Any], seconds: float) -> None:
@@ -135,9 +161,12 @@ class RunFolder:
         } | ({} if rec.labels is None else {"labels": rec.labels})
         tensors = {f"{n}/{k}": v for n, fields in variants.items() for k, v in fields.items() if isinstance(v, Tensor)}
         rest = {n: {k: v for k, v in fields.items() if not isinstance(v, Tensor)} for n, fields in variants.items()}
-        save_tensors(self.path / "reconstruction.safetensors", tensors, rest)
         lines = [json.dumps({"variant": n} | entry) for n, fields in rest.items() for entry in fields["history"]]
-        write_atomically(self.path / "history.jsonl", ("\n".join(lines) + "\n").encode())
+        files = {
+            "history.jsonl": ("\n".join(lines) + "\n").encode(),
+            "reconstruction.safetensors": packed(tensors, {"variants": rest}),
+        }
+        write_together({self.path / name: content for name, content in files.items()})
         self.checkpoint.unlink(missing_ok=True)
 
     def snapshots(self, variant: str) -> list[dict[str, Any]]:
@@ -145,6 +174,11 @@ class RunFolder:
         found = []
         for path in sorted((self.path / "snapshots").glob(f"{variant}-*.safetensors")):
             tensors, description = load_tensors(path)
+            try:
+                check_candidates(tensors["images"], tensors["ids"])
+                require(is_count(description["step"]), "no step")
+            except (KeyError, ValueError) as error:
+                raise CheckpointError(f"{path} is damaged ({error}); delete it") from error
             found.append(description | tensors)
         return found
 
@@ -162,24 +196,52 @@ class RunFolder:
 
     # --- JSON -----------------------------------------------------------------------------------------------
 
-    def _read_json(self, name: str) -> dict[str, Any]:
+    def _read_json(self, name: str, *, remedy: str) -> dict[str, Any]:
+        path = self.path / name
         try:
-            content = json.loads((self.path / name).read_text())
+            with path.open("rb") as file:
+                content = parse_json(file.read(LARGEST_JSON))
         except FileNotFoundError as error:
-            raise RunFolderError(f"{self.path} has no {name}; make it with `palimpsest train`") from error
-        except (ValueError, UnicodeDecodeError) as error:
-            raise RunFolderError(f"{self.path / name} is not readable; train into a new folder") from error
-        if not isinstance(content, dict):
-            raise RunFolderError(f"{self.path / name} is not readable; train into a new folder")
+            raise RunFolderError(f"{self.path} has no {name}; {remedy}") from error
+        except (ValueError, OSError) as error:
+            raise RunFolderError(f"{path} is not readable; {remedy}") from error
+        if content.get("format") != FORMAT:
+            raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
         return content
 
-    def _write_json(self, name: str, content: Mapping[str, Any]) -> None:
-        write_atomically(self.path / name, (json.dumps(content, indent=1, default=str) + "\n").encode())
+
+def _configuration(config: Mapping[str, Any]) -> bytes:
+    return _json({"versions": versions(), **config})
 
 
-def _is_ours(name: str) -> bool:
-    """The lock, or what a write leaves behind that was killed half-way: neither is anybody's work."""
-    return name == ".lock" or (name.startswith(".") and name.endswith(".part"))
+def _json(content: Mapping[str, Any]) -> bytes:
+    return (json.dumps({"format": FORMAT, **content}, indent=1, default=str) + "\n").encode()
+
+
+@contextmanager
+def _told() -> Iterator[None]:
+    """Note the command and the versions at the start, and at the end how it went and how long it took."""
+    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
+    made_with = ", ".join(f"{name} {version}" for name, version in versions().items())
+    journal.note(f"started: {command} ({made_with})", private=True)
+    began, end = time.monotonic(), "finished"
+    try:
+        yield
+    except BaseException as error:
+        why = str(error) if isinstance(error, PalimpsestError) else type(error).__name__
+        end = "interrupted" if isinstance(error, KeyboardInterrupt) else f"failed ({why})"
+        raise
+    finally:
+        journal.note(f"{end} after {time.monotonic() - began:.1f} seconds", private=True)
+
+
+def _check_variant(fields: dict[str, Any]) -> None:
+    """What a report needs of a finished reconstruction."""
+    check_candidates(fields["images"], fields["ids"])
+    check_lineage(fields["lineage"], fields["ids"])
+    check_history(fields["history"])
+    require(isinstance(fields["settings"], dict) and "seed" in fields["settings"], "no settings")
+    require(is_number(fields["seconds"]) and fields["seconds"] >= 0, "no time")
 
 
 class Snapshots(Callback):

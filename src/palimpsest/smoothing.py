@@ -24,7 +24,7 @@ from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 
 Smoother = Callable[[Tensor], Tensor]
 
-_REACH = 40.0  # beyond ±40 softplus is max(z, 0) to the last bit that float64 can add to 1; e^z is still harmless
+REACH = 40.0  # beyond ±40 softplus is max(z, 0) to the last bit that float64 can add to 1; e^z is still harmless
 _GUARD = 1e-3  # clamps at smaller bounds guard a division or a logarithm; they are no activation
 
 
@@ -38,7 +38,7 @@ def softplus(z: Tensor, sharpness: float | Tensor) -> Tensor:
     tensor([0.0000, 0.0069, 1.0000])
     """
     y = z * sharpness
-    return torch.where(y > -_REACH, F.softplus(y, beta=1, threshold=_REACH), 0.0) / sharpness
+    return torch.where(y > -REACH, F.softplus(y, beta=1, threshold=REACH), 0.0) / sharpness
 
 
 def _clamp(σ: Smoother, z: Tensor, min: Any = None, max: Any = None) -> Tensor:

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from palimpsest import splitting
 from palimpsest.errors import DivergenceError, InvalidInputError
+from palimpsest.execution import Execution, Executor, Tensors, memory
+from palimpsest.fusion import fusible
 from palimpsest.objectives import Objective
 from palimpsest.optimisers import Adam, Moments, Optimiser
 from palimpsest.parametrisation import Parametrisation
@@ -23,6 +26,7 @@ from palimpsest.state import Outcome, State
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
 PATIENCE = 10  # records over which a plateau is judged
+STRETCH = 100  # most steps between two states: what an interruption may cost
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,11 +83,17 @@ class Solver:
     (3, 'all steps were done')
     """
 
-    def __init__(self, objective: Objective, where: Parametrisation, settings: Settings) -> None:
-        self.where, self.settings = where, settings
-        self.objective = objective.within(where.images)  # a copy: its sharpness is the solver's to set
+    def __init__(
+        self, objective: Objective, where: Parametrisation, settings: Settings, execution: Execution | None = None
+    ) -> None:
+        self.where, self.settings, self.execution = where, settings, execution or Execution()
+        self.objective = objective.within(where)  # a copy: its sharpness is the solver's to set
         self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
+        self._own_sharpness = objective.sharpness
         self._T2 = objective.target_norm_squared
+        programs = {"step": partial(self._advance, watch=False), "watched step": partial(self._advance, watch=True)}
+        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
+        self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
 
@@ -91,7 +101,7 @@ class Solver:
 
     def init(self) -> State:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
-        k, objective = self.settings.candidates, self._at(0.0)
+        k, objective = self.settings.candidates, self._at(self._sharpness(0.0))
         generator = torch.Generator().manual_seed(self.settings.seed)
         x = torch.randn(k, *self.where.shape, generator=generator, dtype=torch.float64)
         x = (PIXEL * self.where.unit * x).to(objective.device, objective.dtype)
@@ -113,7 +123,6 @@ class Solver:
                 "multipliers": self.settings.optimiser.init(multipliers),
             },
             generator=generator.get_state(),
-            first_bad=torch.tensor(-1, device=objective.device),
             multiplier_unit=unit,
         )
 
@@ -129,7 +138,7 @@ class Solver:
         return float((self._T2 / torch.stack(squares).mean()).sqrt())
 
     def step(self, state: State) -> State:
-        """One gradient step (Phase I) or, where a phase is over, one round of splitting (Phase II)."""
+        """A stretch of gradient steps (Phase I) or, where a phase is over, one round of splitting (Phase II)."""
         ended = self._phase_ended(state)
         return self._descend(state) if ended is None else self._split(state, ended)
 
@@ -138,7 +147,7 @@ class Solver:
 
     def final(self) -> Objective:
         """The objective at the sharpness with which a run ends, in the candidates' coordinates."""
-        return self._at(1.0)
+        return self._at(self._sharpness(1.0))
 
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
@@ -150,44 +159,63 @@ class Solver:
     # --- Phase I ---------------------------------------------------------------------------------
 
     def _descend(self, state: State) -> State:
-        objective, optimiser = self._at(self._elapsed(state)), self.settings.optimiser
-        L, dx, dλ = objective.loss_and_gradients(state.x, state.multipliers, state.labels)
-        penalty, px, pλ = self._penalty_and_gradients(state)
-        first_bad = torch.where((state.first_bad < 0) & ~(L + penalty).isfinite(), state.step, state.first_bad)
-        history = state.history
-        if state.step % self.record_every == 0:
-            history = (*history, self._record(state, L, penalty, dx, first_bad))
+        """Gradient steps up to the next that is to be recorded, or to the end of the phase."""
+        end = state.phase_start + self._phase_length(state)
+        end = min(end, state.step + STRETCH, state.step - state.step % self.record_every + self.record_every)
+        return self.descend(state, end - state.step)
 
-        def moved(of: str, value: Tensor, gradient: Tensor, unit: float) -> tuple[Tensor, Moments]:
-            """One step in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value."""
-            return optimiser.update(
-                value, gradient * (unit / self._T2), state.moments[of], step=state.step + 1, factor=rate * unit
-            )
+    def descend(self, state: State, steps: int) -> State:
+        """So many gradient steps, the first recorded if its turn has come."""
+        end = state.step + steps
+        paces = torch.tensor([self._pace(state, step) for step in range(state.step, end)], dtype=torch.float64)
+        plan = ["watched step" if self._records(state) else "step"] + ["step"] * (steps - 1)
+        tensors, seen = self._executor(state).run(_tensors(state), plan, paces.to(state.x))
+        history = (*state.history, *(self._record(state, watched) for watched in seen))
+        return replace(_with_tensors(state, tensors), step=end, history=history)
 
-        rate = self._rate(state)
-        x, x_moments = moved("x", state.x, dx + px, self.where.unit)
-        λ, λ_moments = moved("multipliers", state.multipliers, dλ + pλ, state.multiplier_unit / PIXEL)
-        return replace(
-            state,
-            x=x,
-            multipliers=λ if objective.signed else λ.clamp_min(0),
-            moments={"x": x_moments, "multipliers": λ_moments},
-            first_bad=first_bad,
-            step=state.step + 1,
-            history=history,
-        )
+    def _advance(self, tensors: Tensors, pace: Tensor, *, watch: bool) -> Tensors | None:
+        """One gradient step on L with its priors, in place, at the sharpness and the rate of its ``pace``."""
+        β, *others = pace.unbind()
+        objective = self._at(β)
+        x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
+        r, λ_grad_g, g = objective.pulls(x, λ, tensors.get("labels"))
+        watched = None
+        if watch:
+            penalty = self.prior.value(self.where.images(x), λ / unit)
+            watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
+        step = (self.prior, self.settings.optimiser, self.where, objective.signed)
+        _update(*step, x, λ, unit, (λ_grad_g, g), self._T2, _moments(tensors), others)
+        return watched
 
-    def _record(self, state: State, L: Tensor, penalty: Tensor, dx: Tensor, first_bad: Tensor) -> dict[str, Any]:
+    def _executor(self, state: State) -> Executor:
+        """A chunk of candidates is as large as memory allows, which is looked up when their number changes."""
+        if self._prepared_for != len(state.x):
+            arguments = (state.x, state.multipliers, state.labels)
+            self._at(self._sharpness(0.0)).check(*arguments)
+            self.objective.chunk = memory.chunk_size(self.objective, state.x, self.execution.memory)
+            self._prepared_for = len(state.x)
+        return self._steps
+
+    def _pace(self, state: State, step: int) -> tuple[float, ...]:
+        """β and what the optimiser needs to know, at a step of the present phase."""
+        β = self._sharpness(self._elapsed(state, step))
+        return 0.0 if β is None else float(β), *self.settings.optimiser.pace(step + 1, self._rate(state, step))
+
+    def _records(self, state: State) -> bool:
+        return state.step % self.record_every == 0
+
+    def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. The only place of Phase I that waits for the device."""
-        _require_finite(first_bad)
-        T2 = float(self._T2)
+        loss, penalty, pull = torch.stack([watched[name].double() for name in ("loss", "penalty", "pull")]).tolist()
+        if not math.isfinite(loss + penalty):
+            raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
         return {
             "step": state.step,
-            "loss": float(L) / T2,
-            "objective": float(L + penalty) / T2,
-            "gradient": float(dx.norm()) / T2,
-            "rate": self._rate(state) * self.settings.optimiser.learning_rate,
-            "sharpness": self.objective.sharpness,
+            "loss": loss,
+            "objective": loss + penalty,
+            "gradient": 2 * pull / float(self._T2),
+            "rate": self._rate(state, state.step) * self.settings.optimiser.learning_rate,
+            "sharpness": self._sharpness(self._elapsed(state, state.step)),
             "candidates": len(state.x),
         }
 
@@ -196,7 +224,7 @@ class Solver:
         if state.step >= state.phase_start + self._phase_length(state):
             return Outcome.FINISHED
         last = state.history[-1] if state.history else {}
-        if last.get("step") != state.step - 1 or "loss" not in last:
+        if not self._records(state) or "loss" not in last:
             return None
         if last["gradient"] <= self.settings.gradient_tolerance:
             return Outcome.CONVERGED
@@ -211,12 +239,13 @@ class Solver:
 
     def _split(self, state: State, ended: Outcome) -> State:
         policy = self.settings.splitting
-        _require_finite(torch.where(state.x.isfinite().all(), state.first_bad, state.step))
+        if not bool(state.x.isfinite().all() & state.multipliers.isfinite().all()):
+            raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
         if policy is None or state.round >= self.rounds:
             return replace(state, outcome=ended)
         generator = torch.Generator()
         generator.set_state(state.generator)
-        objective = self._at(0.0)  # as smooth as the phase to come: curvature is then felt from afar
+        objective = self._at(self._sharpness(0.0))  # as smooth as the phase to come: curvature is then felt from afar
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
             penalty = self.prior.value(self.where.images(x), multipliers / state.multiplier_unit)
@@ -275,26 +304,78 @@ class Solver:
         """What is left of the steps is shared out evenly among the phases that are left."""
         return math.ceil((self.settings.steps - state.phase_start) / (self.rounds - state.round + 1))
 
-    def _elapsed(self, state: State) -> float:
-        """t from 0 to 1: how much of its phase has passed."""
-        return (state.step - state.phase_start) / self._phase_length(state)
+    def _elapsed(self, state: State, step: int) -> float:
+        """t from 0 to 1: how much of its phase has passed at a step."""
+        return (step - state.phase_start) / self._phase_length(state)
 
-    def _rate(self, state: State) -> float:
+    def _rate(self, state: State, step: int) -> float:
         """½(1 + cos πt): the learning rate falls over each phase and restarts after every split."""
-        return 0.5 * (1 + math.cos(math.pi * self._elapsed(state)))
+        return 0.5 * (1 + math.cos(math.pi * self._elapsed(state, step)))
 
-    def _at(self, t: float) -> Objective:
-        """The objective at the sharpness β_0 (β_1/β_0)^t of a phase of which the share t has passed."""
+    def _sharpness(self, t: float) -> float | Tensor | None:
+        """β_0 (β_1/β_0)^t when the share t of a phase has passed; the objective's own where none was set."""
+        if self.settings.sharpness is None:
+            return self._own_sharpness
+        β_0, β_1 = self.settings.sharpness
+        return β_0 * (β_1 / β_0) ** t
+
+    def _at(self, β: float | Tensor | None) -> Objective:
+        """The objective at sharpness β, unless it keeps its own."""
         if self.settings.sharpness is not None:
-            β_0, β_1 = self.settings.sharpness
-            self.objective.sharpness = β_0 * (β_1 / β_0) ** t
+            self.objective.sharpness = β
         return self.objective
 
-    def _penalty_and_gradients(self, state: State) -> tuple[Tensor, Tensor, Tensor]:
-        """‖T‖² · prior, with its gradients in the candidates' coordinates and in the multipliers."""
-        unit = state.multiplier_unit
-        value, d_images, dλ = self.prior.value_and_gradients(self.where.images(state.x), state.multipliers / unit)
-        return self._T2 * value, self._T2 * self.where.pulled_back(d_images), self._T2 * dλ / unit
+
+@fusible
+def _update(
+    prior: Prior,
+    optimiser: Optimiser,
+    where: Parametrisation,
+    signed: bool,
+    x: Tensor,
+    λ: Tensor,
+    unit: Tensor,
+    pulls: tuple[Tensor, Tensor],
+    T2: Tensor,
+    moments: dict[str, Moments],
+    pace: Sequence[Tensor],
+) -> None:
+    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place; ∇L = −2 pulls.
+
+    Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
+    unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
+    """
+    dx, dλ = (-2 / T2 * pull for pull in pulls)
+    px, pλ = prior.gradients(where.images(x), λ / unit)
+    rate, *others = pace
+    for of, value, gradient, scale in (
+        ("x", x, dx + where.pulled_back(px), where.unit),
+        ("multipliers", λ, dλ + pλ / unit, unit / PIXEL),
+    ):
+        optimiser.update_(value, gradient * scale, moments[of], (rate * scale, *others))
+    if not signed:
+        λ.clamp_min_(0)
+
+
+def _tensors(state: State) -> Tensors:
+    """What a step reads and changes, under the names it goes by on its way through an executor."""
+    tensors = {"x": state.x, "multipliers": state.multipliers}
+    tensors |= {f"moments/{of}/{name}": t for of, moments in state.moments.items() for name, t in moments.items()}
+    tensors["multiplier_unit"] = torch.tensor(state.multiplier_unit).to(state.x)
+    return tensors if state.labels is None else tensors | {"labels": state.labels}
+
+
+def _moments(tensors: Tensors) -> dict[str, Moments]:
+    moments: dict[str, Moments] = {}
+    for name, t in tensors.items():
+        if name.startswith("moments/"):
+            _, of, kind = name.split("/")
+            moments.setdefault(of, {})[kind] = t
+    return moments
+
+
+def _with_tensors(state: State, tensors: Tensors) -> State:
+    return replace(state, x=tensors["x"], multipliers=tensors["multipliers"], moments=_moments(tensors))
 
 
 def _feed(digest: Any, part: Any) -> None:
@@ -310,8 +391,3 @@ def _feed(digest: Any, part: Any) -> None:
             _feed(digest, x)
     else:
         digest.update(repr(part).encode())
-
-
-def _require_finite(first_bad: Tensor) -> None:
-    if (step := int(first_bad)) >= 0:
-        raise DivergenceError(step, "lower the learning rate, or check the scale of the weights")

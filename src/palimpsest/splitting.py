@@ -41,7 +41,12 @@ def min_eigenpairs(
     iterations: int = 20,
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
-    return smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)[:2]
+    residual = objective.residual(x, multipliers, labels)
+    parts = [
+        smallest_eigenpairs(objective.curvature(*chunk, residual=residual), chunk[0], iterations=iterations)
+        for chunk in objective.chunks(x, multipliers, labels)
+    ]
+    return torch.cat([part.values for part in parts]), torch.cat([part.vectors for part in parts])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,12 +160,12 @@ def split(
     chosen = policy.chosen(eigenvalues, objective.loss(x, multipliers, labels))
     v = policy.directions(vectors, generator or torch.Generator().manual_seed(0))[chosen]
 
-    def objective_at(η: float) -> float:
-        return float(full(*apply(x, multipliers, labels, chosen, η * v)))
-
-    unmoved = objective_at(0.0)
-    steps = [0.0] if policy.direction == "duplicate" else [policy.eta_max / 2**j for j in range(HALVINGS)]
-    η, after = min(((η, objective_at(η)) for η in steps), key=lambda pair: pair[1]) if len(chosen) else (0.0, unmoved)
+    steps = [0.0]
+    if len(chosen) and policy.direction != "duplicate":
+        steps += [policy.eta_max / 2**j for j in range(HALVINGS)]
+    values = torch.stack([full(*apply(x, multipliers, labels, chosen, η * v)) for η in steps]).tolist()
+    unmoved = values[0]
+    after, η = min(zip(values[1:], steps[1:], strict=True), key=lambda pair: pair[0], default=(unmoved, 0.0))
     if policy.direction == "curvature" and not after < unmoved:
         chosen, v, η, after = chosen[:0], v[:0], 0.0, unmoved
     x_new, λ_new, labels_new = apply(x, multipliers, labels, chosen, η * v)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_positive, require
 from palimpsest.errors import CheckpointError
 from palimpsest.optimisers import Moments
 from palimpsest.storage import load_tensors, save_tensors
 
-FORMAT = 1
 CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
 
@@ -45,8 +45,6 @@ class State:
     moments: dict[str, Moments]
     generator: Tensor
     """State of the random generator."""
-    first_bad: Tensor
-    """The first step at which the objective was not finite, or −1; kept on the device."""
     multiplier_unit: float = 1.0
     """The natural size of a multiplier, in which steps are measured."""
     step: int = 0
@@ -70,27 +68,27 @@ class State:
             "ids": self.ids,
             "lineage": self.lineage,
             "generator": self.generator,
-            "first_bad": self.first_bad,
         } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
         if self.labels is not None:
             tensors["labels"] = self.labels
-        description = {
-            "format": FORMAT,
-            "fingerprint": fingerprint,
-            "outcome": self.outcome,
-            "history": self.history,
-        }
+        description = {"fingerprint": fingerprint, "outcome": self.outcome, "history": self.history}
         save_tensors(path, tensors, description | {name: getattr(self, name) for name in CLOCK})
 
     @classmethod
     def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
         tensors, description = load_tensors(path)
-        if description.get("format") != FORMAT:
-            raise CheckpointError(f"{path} was saved by another version of Palimpsest; start afresh")
-        if description["fingerprint"] != fingerprint:
+        if description.get("fingerprint") != fingerprint:
             raise CheckpointError(
                 f"{path} belongs to another problem or other settings; finish that run, or delete the file"
             )
+        try:
+            return cls._unpacked(tensors, description, device)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and start afresh") from error
+
+    @classmethod
+    def _unpacked(cls, tensors: dict[str, Tensor], description: dict[str, Any], device: torch.device) -> State:
+        """The state that was saved; a KeyError, TypeError, ValueError or RuntimeError if none was."""
         moments: dict[str, Moments] = {}
         fields: dict[str, Any] = {"labels": None}
         for name, t in tensors.items():
@@ -101,4 +99,26 @@ class State:
                 fields[name] = t if name == "generator" else t.to(device)
         fields |= {name: description[name] for name in CLOCK}
         outcome = None if description["outcome"] is None else Outcome(description["outcome"])
-        return cls(**fields, moments=moments, outcome=outcome, history=tuple(description["history"]))
+        check_history(description["history"])
+        state = cls(**fields, moments=moments, outcome=outcome, history=tuple(description["history"]))
+        state._check()
+        return state
+
+    def _check(self) -> None:
+        check_candidates(self.x, self.ids)
+        check_lineage(self.lineage, self.ids)
+        require(bool(self.multipliers.isfinite().all()), "multipliers that are not finite")
+        require(all(is_count(getattr(self, name)) for name in ("step", "round", "phase_start")), "no time")
+        require(self.phase_start <= self.step and is_positive(self.multiplier_unit), "no time or unit")
+        torch.Generator().set_state(self.generator)
+
+    def continues(self, fresh: State) -> bool:
+        """Whether this may be a later state of a run that began with the fresh one: candidates of the same kind."""
+        return self._kinds() == fresh._kinds()
+
+    def _kinds(self) -> dict[str, Any]:
+        tensors = {"x": self.x, "multipliers": self.multipliers}
+        tensors |= {f"{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
+        if self.labels is not None:
+            tensors["labels"] = self.labels
+        return {name: (t.dtype, t.shape[1:], len(t) == len(self.x)) for name, t in tensors.items()}

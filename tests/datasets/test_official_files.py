@@ -164,6 +164,13 @@ def test_cifar10_archive(tmp_path):
         datasets.load("cifar10", data_root=tmp_path)
 
 
+def test_cifar10_archive_that_unpacks_without_end(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "ARCHIVE_LIMIT", 10_000)
+    write_archive(tmp_path / "cifar-10-binary.tar.gz", {"padding": bytes(20_000)})
+    with pytest.raises(DataError, match="unpacks to more than the official archive"):
+        datasets.load("cifar10", data_root=tmp_path)
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [

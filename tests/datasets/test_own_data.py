@@ -1,5 +1,7 @@
 """Folders of images and .npz arrays of the user's own."""
 
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from numpy.lib import format as npy
 from PIL import Image
 
 from palimpsest import datasets
+from palimpsest.datasets import arrays
 from palimpsest.errors import DataError
 
 RNG = np.random.default_rng(0)
@@ -134,8 +137,6 @@ def test_npz_that_does_not_fit(tmp_path, message):
 
 
 def test_npz_that_lies_or_is_damaged(tmp_path):
-    import zipfile
-
     path = tmp_path / "own.npz"
     with pytest.raises(DataError, match=r"own.npz cannot be read"):
         load(path)
@@ -153,3 +154,27 @@ def test_npz_that_lies_or_is_damaged(tmp_path):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"own.npz"):
         load(path)
+
+
+def test_images_too_large_for_any_network_are_refused_before_they_are_decoded(tmp_path):
+    write_folder(tmp_path)
+    Image.new("1", (5000, 5000)).save(tmp_path / "dog" / "3.png")
+    with pytest.raises(DataError, match=r"dog/3.png has 5000×5000 pixels; bring the images to a size"):
+        load(tmp_path)
+
+
+def test_npz_that_unpacks_to_far_more_than_it_is(tmp_path, monkeypatch):
+    monkeypatch.setattr(arrays, "SUSPICIOUS", 10_000)
+    np.savez_compressed(tmp_path / "own.npz", images=np.zeros((8, 40, 50), np.uint8), labels=np.repeat([0, 1], 4))
+    with pytest.raises(DataError, match=r"own.npz unpacks 'images' to far more than images would"):
+        load(tmp_path / "own.npz")
+
+
+@pytest.mark.parametrize(
+    "header", ["{'descr': '<i8', 'fortran_order': False, 'shape': (12,", "(" * 3000, "1 +", "\x00"]
+)
+def test_npz_with_a_header_that_is_no_python(tmp_path, header):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        archive.writestr("images.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+    with pytest.raises(DataError, match=r"own.npz has an unreadable array 'images'"):
+        load(tmp_path / "own.npz")

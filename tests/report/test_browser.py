@@ -85,6 +85,19 @@ def test_a_page_that_asks_or_runs_is_caught(browser):
     assert any("Content Security Policy" in line for line in console)
 
 
+LONG = "W" * 3000 + HOSTILE + "\u202e" + "名" * 300
+
+
+def test_hostile_and_endless_names_are_text_that_fits(browser):
+    tables = {name: {LONG: {LONG: LONG}, "data": LONG} for name in ("configuration", "versions", "seeds", "training")}
+    html = render(content(title=LONG, seconds={LONG: 1.0}, **tables))
+    document, console = browser.open(html)
+    assert not console
+    assert not browser.asked
+    assert "<img src=x" not in document
+    assert browser.inspect(html, 400)["right"] <= 400
+
+
 @pytest.mark.parametrize("width", [1200, 400])
 @pytest.mark.parametrize("options", [{"channels": 3}, {"truth": False, "variants": 1}], ids=["scored", "unscored"])
 def test_everything_is_drawn_and_fits(browser, width, options):

@@ -3,13 +3,17 @@
 import base64
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from made_up import CANDIDATES, HOSTILE, SPLIT, N, content
 from PIL import Image
 
 from palimpsest.report import render
+from palimpsest.report.page import INVISIBLE
 
 VOID = {"meta", "link", "img", "br", "input"}
 PAGES = {
@@ -209,3 +213,71 @@ def test_user_strings_are_text_wherever_they_appear():
     assert page.text.count(HOSTILE) > 10
     assert "49" not in page.text.partition("Configuration")[2].partition("Responsible")[0]
     assert all(p["src"].startswith("data:") for p in page.all("img"))
+
+
+FRAGMENTS = (
+    *(
+        "<script>",
+        "</script>",
+        '"><img src=x onerror=alert(1)>',
+        "]]>",
+        "<!--",
+        "-->",
+        "&lt;",
+        "{{ 7 * 7 }}",
+        "{% raw %}",
+    ),
+    *(
+        "</title>",
+        "</style>",
+        "javascript:",
+        "\u202e",
+        "\u2066",
+        "\x00",
+        "\x1b[31m",
+        "\ud800",
+        "\uffff",
+        "⁻⁹",
+        "\n",
+        "'",
+    ),
+    *("`", "\\", "<svg/onload=alert(1)>", "&#x3c;", "\N{ZERO WIDTH JOINER}", "𝕏", "x" * 3000),
+)
+STRINGS = st.lists(st.sampled_from(FRAGMENTS) | st.text(max_size=8), min_size=1, max_size=6).map("".join)
+PLAIN = content(truth=False, variants=1)
+
+
+def with_strings(a, b):
+    """A page with strings wherever a user, a folder or a file can put them."""
+    table = {a: {b: [a, {"deep": b}]}}
+    few = {"images": PLAIN.final.images[:2], "ids": PLAIN.final.ids[:2], "history": [], "snapshots": [], "metrics": []}
+    final = replace(PLAIN.final, name=b, **few)
+    tables = {"configuration": table, "training": {"data": a}, "seeds": {b: a}, "seconds": {a: 1.0}, "versions": {b: a}}
+    return render(replace(PLAIN, title=a, variants=[final], **tables))
+
+
+def skeleton(html):
+    """Elements and the names of their attributes; superscripts are made of characters, by us."""
+    return [(tag, sorted(attributes)) for tag, attributes in Page(html).elements if tag != "sup"]
+
+
+SKELETON = skeleton(with_strings("a", "b"))
+
+
+@settings(max_examples=25, derandomize=True, deadline=None)
+@given(STRINGS, STRINGS)
+def test_no_string_adds_an_element_or_an_attribute(a, b):
+    html = with_strings(a, b)
+    assert skeleton(html) == SKELETON
+    assert not INVISIBLE.search(html)
+    assert html.encode().decode() == html
+
+
+@pytest.mark.parametrize("name", ["<b>&amp;\"'", "]]><script>alert(1)</script>", "имя-名前", "x" * 500])
+def test_strings_are_shown_as_they_are(name):
+    assert Page(with_strings(name, "b")).text.count(name) >= 5
+
+
+def test_characters_that_turn_text_around_are_shown_as_what_they_are():
+    text = Page(with_strings("photo\u202egnp.exe", "b")).text
+    assert "photo\N{REPLACEMENT CHARACTER}gnp.exe" in text

@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -35,12 +35,14 @@ from palimpsest.auditing.subject import Factory, Subject, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import AuditVerdict, judge
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, RunFolderError
+from palimpsest.journal import note
 from palimpsest.objectives import Objective
 from palimpsest.report.audit import render_audit
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Outcome, Score, score
 from palimpsest.storage import save_tensors
 from palimpsest.training import train
+from palimpsest.weights import fit_into
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is
@@ -114,7 +116,6 @@ def audit(
     initial: Path | str | Mapping[str, Tensor] | None = None,
     truth: Truth | None = None,
     device: torch.device | str = "cpu",
-    tell: Callable[[str], object] = lambda line: None,
     **options: Any,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
@@ -128,7 +129,6 @@ def audit(
         initial: the weights before training, if known; far more can be read with them.
         truth: the training images, if at hand; only scores and the floor look at them.
         device: where to compute.
-        tell: called with a line of text at each stage.
         **options: see :class:`Options`.
     """
     began = time.monotonic()
@@ -136,7 +136,7 @@ def audit(
     examined = subject(network, weights, initial=initial, image_shape=image_shape)
     with RunFolder(out).locked(create=True) as folder:
         _claim(folder, examined, chosen, truth)
-        return _Auditor(folder, examined, chosen, truth, torch.device(device), began, tell).run()
+        return _Auditor(folder, examined, chosen, truth, torch.device(device), began).run()
 
 
 def _claim(folder: RunFolder, examined: Subject, options: Options, truth: Truth | None) -> None:
@@ -170,10 +170,9 @@ class _Auditor:
         truth: Truth | None,
         device: torch.device,
         began: float,
-        tell: Callable[[str], object],
     ) -> None:
         self.folder, self.subject, self.options, self.truth = folder, examined, options, truth
-        self.device, self.began, self.tell = device, began, tell
+        self.device = device
         self.clock = Clock(began + 60 * options.minutes - RESERVE)
 
     def run(self) -> Audit:
@@ -203,13 +202,13 @@ class _Auditor:
     # --- before reading --------------------------------------------------------------------------
 
     def examine(self) -> Preflight:
-        self.tell("examining the weights")
+        note("examining the weights")
 
         def find() -> dict[str, Any]:
             return preflight(self.subject, method=self.options.method, weight_decay=self.options.weight_decay).to_json()
 
-        found = Preflight(**stages.facts(self.folder.path / "preflight.json", find))
-        self.tell(f"method {found.method}: {found.why}")
+        found = stages.facts(self.folder.path / "preflight.json", find, lambda fields: Preflight(**fields))
+        note(f"method {found.method}: {found.why}")
         return found
 
     def plan(self, found: Preflight) -> Plan:
@@ -225,9 +224,9 @@ class _Auditor:
                 plan, wishes, seconds=left, rate=rate, training_rate=training_rate, controls=controls
             ).to_json()
 
-        plan = Plan.from_json(stages.facts(self.folder.path / "plan.json", find))
+        plan = stages.facts(self.folder.path / "plan.json", find, Plan.from_json)
         nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
-        self.tell(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
+        note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
         return plan
 
     def problem(self, plan: Plan) -> Objective:
@@ -251,13 +250,13 @@ class _Auditor:
             try:
                 run = self.read_one(plan, role, number, public)
             except OutOfTimeError:
-                self.tell(f"out of time in {role} {number + 1}; repeat the command to go on")
+                note(f"out of time in {role} {number + 1}; repeat the command to go on")
                 if role == "subject" and len(runs["subject"]) < 2:
                     run = self.so_far(plan)
             except PalimpsestError as error:
                 if role == "subject":
                     raise
-                self.tell(f"there is no {role} control: {error}")
+                note(f"there is no {role} control: {error}")
             if run is not None and len(run.images):
                 runs[role].append(run)
         if not runs["subject"]:
@@ -271,22 +270,21 @@ class _Auditor:
         def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
             if role != "subject":  # even without time, a report shows as much of the subject as there is
                 self.clock.check()
-            self.tell(f"reading: {role} {number + 1}")
+            note(f"reading: {role} {number + 1}")
             problem = self.problem_of(role, plan, public)
             seed = 1000 * plan.seed + number
             return read(problem, self.subject.image_shape, plan, seed=seed, checkpoint=checkpoint, clock=self.clock)
 
-        tensors, facts = stages.tensors(path, find)
+        run = stages.tensors(path, find, _run)
         checkpoint.unlink(missing_ok=True)
-        return Run(tensors["images"], tensors["contributions"], facts["loss"])
+        return run
 
     def so_far(self, plan: Plan) -> Run | None:
         """What the run that was stopped by the clock had come to."""
         state = self.clock.stopped_at
         if state is None:
             return None
-        tensors, facts = candidates(self.problem(plan), state.x, state.multipliers, state.labels)
-        return Run(tensors["images"], tensors["contributions"], facts["loss"])
+        return _run(*candidates(self.problem(plan), state.x, state.multipliers, state.labels))
 
     def problem_of(self, role: str, plan: Plan, public: PublicImages) -> Objective:
         if role == "subject":
@@ -301,20 +299,22 @@ class _Auditor:
         """The positive control, trained once."""
 
         def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
-            self.tell("training the positive control")
+            note("training the positive control")
             fit = trained_control(self.subject, plan, public)
             parts = {"final": fit.model.state_dict(), "initial": fit.initial}
             named = {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}
             return named, {"summary": fit.summary}
 
-        tensors, _ = stages.tensors(self.folder.path / "control.safetensors", find)
-        parts: dict[str, dict[str, Tensor]] = {"final": {}, "initial": {}}
-        for key, t in tensors.items():
-            part, _, name = key.partition("/")
-            parts[part][name] = t
-        model = self.subject.fresh()
-        model.load_state_dict(parts["final"])
-        return model, parts["initial"]
+        def read(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+            parts: dict[str, dict[str, Tensor]] = {"final": {}, "initial": {}}
+            for key, t in tensors.items():
+                part, _, name = key.partition("/")
+                parts[part][name] = t
+            model = self.subject.fresh()
+            fit_into(model, parts["final"])
+            return model, parts["initial"]
+
+        return stages.tensors(self.folder.path / "control.safetensors", find, read)
 
     # --- judging ---------------------------------------------------------------------------------
 
@@ -342,7 +342,7 @@ class _Auditor:
             labels = truth.labels_for(self.subject.outputs).to(self.device)
             return {"floor": floor(problem, truth.seen, labels)}
 
-        return stages.facts(self.folder.path / "floor.json", find)["floor"]
+        return stages.facts(self.folder.path / "floor.json", find, lambda fields: float(fields["floor"]))
 
     def report(self, found: Audit) -> Audit:
         numbers = {name: getattr(found.ranking, name) for name in ("images", "probability", "agreement")}
@@ -354,3 +354,7 @@ class _Auditor:
         self.folder.write("audit.json", (json.dumps(summary | {"floor": found.floor}, indent=1) + "\n").encode())
         self.folder.write("report.html", render_audit(found, self.truth, self.folder.path.name).encode())
         return found
+
+
+def _run(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Run:
+    return Run(tensors["images"], tensors["contributions"], float(facts["loss"]))

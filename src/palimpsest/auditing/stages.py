@@ -9,34 +9,43 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
 from palimpsest.errors import RunFolderError
-from palimpsest.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.storage import load_tensors, parse_json, save_tensors, write_atomically
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]
+Found = TypeVar("Found")
 
 
-def facts(path: Path, find: Callable[[], Mapping[str, Any]]) -> Facts:
-    """The JSON facts at a path, found now unless they were before."""
+def facts(path: Path, find: Callable[[], Mapping[str, Any]], read: Callable[[Facts], Found]) -> Found:
+    """What the JSON file at a path says; it is found and written now unless it was before."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, (json.dumps(find(), indent=1) + "\n").encode())
     try:
-        content = json.loads(path.read_text())
-    except ValueError as error:
-        raise RunFolderError(f"{path} is not readable; delete it, and the audit makes it again") from error
-    if not isinstance(content, dict):
-        raise RunFolderError(f"{path} is not what an audit writes; delete it, and the audit makes it again")
-    return content
+        return read(parse_json(path.read_bytes()))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path) from error
 
 
-def tensors(path: Path, find: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]]) -> tuple[Tensors, Facts]:
-    """The tensors at a path with their description, computed now unless they were before."""
+def tensors(
+    path: Path,
+    find: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
+    read: Callable[[Tensors, Facts], Found],
+) -> Found:
+    """What the tensors at a path and their description say; they are computed and written now unless they were."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         save_tensors(path, *find())
-    return load_tensors(path)
+    try:
+        return read(*load_tensors(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path) from error
+
+
+def _unreadable(path: Path) -> RunFolderError:
+    return RunFolderError(f"{path} is not what an audit writes; delete it, and the audit makes it again")

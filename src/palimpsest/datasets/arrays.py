@@ -15,6 +15,7 @@ from palimpsest.errors import DataError
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LIMIT = 1 << 30  # bytes of one array: many times what a set of small images needs
+SUSPICIOUS, RATIO = 1 << 26, 100  # so many bytes out of so few: images do not compress like that
 
 
 def read(path: Path) -> Source:
@@ -42,7 +43,7 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
     with archive.open(member) as stream:
         try:
             shape, fortran, dtype = HEADERS[npy.read_magic(stream)](stream)
-        except (KeyError, ValueError) as error:
+        except Exception as error:  # numpy parses the header as Python, which can fail in every way
             raise DataError(f"{path} has an unreadable array {name!r}; write it again") from error
         if dtype.hasobject:
             raise DataError(f"{path} stores {name!r} as Python objects, never read; save plain numbers")
@@ -51,6 +52,8 @@ def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
             raise DataError(
                 f"{path} announces {announced} bytes of {name!r}; give plain numbers, at most {LIMIT} bytes"
             )
+        if announced > SUSPICIOUS and announced > RATIO * member.compress_size:
+            raise DataError(f"{path} unpacks {name!r} to far more than images would; write it again with numpy.savez")
         content = files.read_up_to(stream, announced + 1)
     if len(content) != announced:
         raise DataError(f"{path} announces {announced} bytes of {name!r} but has others; write it again")

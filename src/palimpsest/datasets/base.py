@@ -164,7 +164,7 @@ def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, 
     if task == "classes" or (task is None and source.positive is None):
         return source.labels, np.arange(len(source.classes)), source.classes
     if source.positive is None:
-        raise InvalidInputError(f"{len(source.classes)} classes have no binary task; use task='classes'")
+        raise InvalidInputError(f"{len(source.classes)} classes have no binary task; choose the task 'classes'")
     return np.isin(source.labels, list(source.positive)).astype(np.int64), np.array([-1, 1]), source.sides
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from palimpsest.errors import DataError
 
 IDX_LIMIT = 1 << 26  # 64 MiB; the largest MNIST file has 45 MiB
+ARCHIVE_LIMIT = 1 << 29  # 512 MiB, unpacked; the official CIFAR-10 archive has 176 MiB
 CHUNK = 1 << 20
 
 
@@ -93,6 +94,8 @@ def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str,
     contents: dict[str, bytes] = {}
     with reading(path), tarfile.open(path, "r:gz") as archive:
         for member in archive:
+            if member.offset_data + member.size > ARCHIVE_LIMIT:
+                raise DataError(f"{path} unpacks to more than the official archive; use that one")
             if member.name not in members:
                 continue
             stream = archive.extractfile(member) if member.isreg() else None

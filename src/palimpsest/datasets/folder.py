@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from palimpsest.errors import DataError
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")
+MOST_PIXELS = 1 << 24  # of one image, looked at before it is decoded
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr", "LA", "PA")
 
 
@@ -49,16 +51,27 @@ def _colour(image: np.ndarray) -> np.ndarray:
 
 def _read_image(path: Path) -> np.ndarray:
     """Bytes, ``(H, W)`` for grey images and ``(H, W, 3)`` for the others."""
-    from PIL import Image
-
     try:
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            image.verify()  # checks what decoding does not, but leaves the file unusable
-        with Image.open(path, formats=("PNG", "JPEG")) as image:
-            mode = image.mode
-            pixels = np.array(image.convert("L" if mode in GREY else "RGB"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is odd but readable is read, what is not is refused below
+            mode, pixels = _decoded(path)
+    except DataError:
+        raise
     except Exception as error:  # decoders raise anything at all on damaged bytes
         raise DataError(f"{path} is no readable PNG or JPEG image; replace or remove it") from error
     if mode not in GREY + COLOUR:
         raise DataError(f"{path} has pixels of kind {mode!r}; save it with 8 bits per channel")
     return pixels
+
+
+def _decoded(path: Path) -> tuple[str, np.ndarray]:
+    """The kind of pixels that a file has, and their bytes."""
+    from PIL import Image
+
+    with Image.open(path, formats=("PNG", "JPEG")) as image:
+        width, height = image.size
+        if width * height > MOST_PIXELS:
+            raise DataError(f"{path} has {width}×{height} pixels; bring the images to a size that a network takes")
+        image.verify()  # checks what decoding does not, but leaves the file unusable
+    with Image.open(path, formats=("PNG", "JPEG")) as image:
+        return image.mode, np.array(image.convert("L" if image.mode in GREY else "RGB"))

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
 
+from palimpsest import weights
 from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.identifiability.recovery import Identification, identify
 from palimpsest.identifiability.sources import (
@@ -78,7 +77,7 @@ def _evaluations(network: PolynomialNetwork, options: IdentifyOptions) -> Evalua
     if options.gradient is not None and options.initial is not None:
         raise InvalidInputError("both a gradient and initial weights were given; give one of them")
     if options.gradient is not None:
-        return from_gradient(network, _read(options.gradient))
+        return from_gradient(network, weights.load(options.gradient))
     if options.initial is None:
         return from_network(network)
     initial = _network(options.initial, options.activation)
@@ -88,9 +87,16 @@ def _evaluations(network: PolynomialNetwork, options: IdentifyOptions) -> Evalua
 
 
 def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
-    tensors = _read(path)
+    tensors = weights.load(path)
     W, a, b = (tensors.get(name) for name in ("W", "a", "b"))
-    if W is None or a is None or W.dim() != 2 or a.shape != W.shape[:1] or (b is not None and b.shape != a.shape):
+    if (
+        W is None
+        or a is None
+        or not W.is_floating_point()
+        or W.dim() != 2
+        or a.shape != W.shape[:1]
+        or (b is not None and b.shape != a.shape)
+    ):
         raise InvalidInputError(f"{path} holds no polynomial network; it needs W (m, d), a (m,) and perhaps b (m,)")
     network = PolynomialNetwork(
         W.shape[1],
@@ -100,10 +106,3 @@ def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
     ).to(W.dtype)
     network.load_state_dict({name: t for name, t in tensors.items() if name in ("W", "a", "b")})
     return network
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise InvalidInputError(f"{path} cannot be read as safetensors ({error}); give a saved file") from error

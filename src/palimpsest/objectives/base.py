@@ -13,6 +13,9 @@ the same graph, gives both gradients at once,
 and the curvature that splitting needs, S(x_i) = −2 ∇²_x Σ_s λ_is g_is with r held fixed, is a third: its graph is
 built once and serves every product of a Lanczos run. (Forward-mode derivatives of g need as many matrix products,
 but their graph cannot be kept, and torch runs them at half the speed.)
+
+Any network is differentiated by autograd; stacks of dense layers by :mod:`palimpsest.objectives.dense`. Candidates may
+be taken in chunks: v adds up over them, and given r each chunk's gradients are its own.
 """
 
 from __future__ import annotations
@@ -32,9 +35,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.objectives import weighting
+from palimpsest.objectives import dense, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
+from palimpsest.parametrisation import Parametrisation
+from palimpsest.precision import matrix_products
 
+PROBE = 64  # candidates on which a network is tried before it is used on all
 IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
 # The fused kernels of attention cannot be differentiated twice; the plain one can.
 _DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
@@ -84,8 +90,11 @@ class Objective(ABC):
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
         self.initial = initial
-        self.sharpness = sharpness
-        self._embed: Callable[[Tensor], Tensor] | None = None
+        self.sharpness: float | Tensor | None = sharpness
+        self.chunk: int | None = None
+        self._where: Parametrisation | None = None
+        self._recognises_dense = True
+        self._dense: tuple[dense.Layer, ...] | None = None
         self._checked: tuple[tuple, Tensor | None] | None = None
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
@@ -104,7 +113,8 @@ class Objective(ABC):
     def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
         self.check(x, multipliers, labels)
-        return self._represent(x, multipliers, labels)
+        differentiable = x.requires_grad or multipliers.requires_grad
+        return (self._represent if differentiable else self._explained)(x, multipliers, labels)
 
     def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """r = T − v, keyed by parameter name."""
@@ -112,7 +122,7 @@ class Objective(ABC):
 
     def loss(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
         """L = Σ_p w_p ‖r_p‖², exactly: no averaging over candidates or parameters."""
-        return self._squared_norm(self.residual(x, multipliers, labels))
+        return self.norm_squared(self.residual(x, multipliers, labels))
 
     def gradients(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(∂L/∂x, ∂L/∂λ)."""
@@ -122,11 +132,22 @@ class Objective(ABC):
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(L, ∂L/∂x, ∂L/∂λ). The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g)."""
-        x, λ = _leaf(x), _leaf(multipliers)
-        v = self.represent(x, λ, labels)
-        r = self._minus({name: value.detach() for name, value in v.items()})
-        λ_grad_g, g = _adjoint(v, (x, λ), self._weigh(r))
-        return self._squared_norm(r), -2 * λ_grad_g, -2 * g
+        self.check(x, multipliers, labels)
+        r, λ_grad_g, g = self.pulls(x, multipliers, labels)
+        return self.norm_squared(r), -2 * λ_grad_g, -2 * g
+
+    def pulls(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, Tensor, Tensor]:
+        """(r, ∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step."""
+        chunks = self.chunks(x, multipliers, labels)
+        if len(chunks) == 1:
+            v, adjoint = self._linearise(*chunks[0])
+            r = self._minus(v) if self._dense is None else self._minus(v, out=v)
+            return r, *adjoint(self._weigh(r))
+        r = self._minus(self._explained(x, multipliers, labels))
+        u = self._weigh(r)
+        gradients = [self._linearise(*chunk)[1](u) for chunk in chunks]
+        λ_grad_g, g = map(torch.cat, zip(*gradients, strict=True))
+        return r, λ_grad_g, g
 
     def curvature(
         self,
@@ -155,19 +176,27 @@ class Objective(ABC):
     @property
     def target_norm_squared(self) -> Tensor:
         """Σ_p w_p ‖T_p‖²: the loss of no candidates at all, to which every reported loss is relative."""
-        return self._squared_norm(self.target)
+        return self.norm_squared(self.target)
 
     def represented_norm_squared(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
         """Σ_p w_p ‖v_p‖² of what the candidates represent, to compare with ‖T‖²."""
-        return self._squared_norm(self.represent(x, multipliers, labels))
+        return self.norm_squared(self.represent(x, multipliers, labels))
 
     # --- where candidates live, and in which numbers ---------------------------------------------
 
-    def within(self, embed: Callable[[Tensor], Tensor]) -> Self:
-        """The same objective in other coordinates, c ↦ L(embed(c)): every derivative is then one in c."""
+    def within(self, where: Parametrisation) -> Self:
+        """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c."""
         other = copy.copy(self)
-        other._embed, other._checked = embed, None
+        other._where, other._checked = where, None
         return other
+
+    def chunks(
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """The candidates in groups of at most ``chunk``, all in one by default."""
+        size = self.chunk or len(x)
+        groups = [slice(start, start + size) for start in range(0, len(x), size)]
+        return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same objective on another device or in another precision."""
@@ -186,6 +215,12 @@ class Objective(ABC):
     def dtype(self) -> torch.dtype:
         return next(iter(self.target.values())).dtype
 
+    def by_autograd(self) -> Self:
+        """The same objective, differentiated as any network is, even if its layers are dense."""
+        other = copy.copy(self)
+        other._recognises_dense, other._dense, other._checked = False, None, None
+        return other
+
     # --- what fits -------------------------------------------------------------------------------
 
     def outputs(self, x: Tensor) -> Tensor:
@@ -200,7 +235,10 @@ class Objective(ABC):
         return (len(self.tangents), *slots) if self._several_tangents else slots
 
     def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
-        """Raise a named error unless candidates, multipliers, labels and network fit together."""
+        """Raise a named error unless candidates, multipliers, labels and network fit together.
+
+        What was checked once is not checked again; the first check also looks whether the network is a dense stack.
+        """
         shapes = (x.shape, multipliers.shape, x.dtype, x.device)
         if self._checked is not None and self._checked[0] == shapes and self._checked[1] is labels:
             return
@@ -215,22 +253,31 @@ class Objective(ABC):
                 f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
                 f"{self.dtype} on {self.device}; move one of them with .to(...)"
             )
-        plain = x.detach()
+        with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
+            self._check_fit(x, multipliers, labels)
+        self._checked = (shapes, labels)
+
+    def _check_fit(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
+        plain = x.detach()[:PROBE]
         self.check_network(plain)
         self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
             raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
-        uneven = torch.linspace(0.5, 1.5, multipliers.numel()).reshape(multipliers.shape).to(multipliers)
-        if not any(bool(v.any()) for v in self._represent(plain, uneven, labels).values()):
+        uneven = torch.linspace(0.5, 1.5, plain.shape[0] * multipliers[0].numel()).to(multipliers)
+        uneven = uneven.reshape(len(plain), *multipliers.shape[1:])
+        some = None if labels is None else labels[:PROBE]
+        if not any(bool(v.any()) for v in self._represent(plain, uneven, some).values()):
             raise NoGradientError(IGNORED)
-        self._checked = (shapes, labels)
+        layers = dense.recognise(self._network, self._images(plain)) if self._recognises_dense else None
+        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
+        self._dense = layers if names == set(self.target) else None
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
-        images = x if self._embed is None else self._embed(x)
+        images = self._images(x)
         try:
-            with _DIFFERENTIABLE_ATTENTION():
+            with _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=x.device):
                 smoothing.check(self._network, images, self.sharpness)
         except (RuntimeError, ValueError, TypeError) as error:
             shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
@@ -258,8 +305,44 @@ class Objective(ABC):
 
     # --- the pieces ------------------------------------------------------------------------------
 
+    def _images(self, x: Tensor) -> Tensor:
+        return x if self._where is None else self._where.images(x)
+
+    def _linearise(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, dense.Adjoint]:
+        """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
+        if self._dense is None:
+            x, λ = _leaf(x), _leaf(multipliers)
+            v = self._represent(x, λ, labels)
+
+            def adjoint(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+                λ_grad_g, g = _adjoint(v, (x, λ), u)
+                return λ_grad_g, g
+
+            return {name: t.detach() for name, t in v.items()}, adjoint
+        images = self._images(x)
+        nodes = list(zip(self.tangents, self._per_tangent(multipliers), strict=True))
+        v, on_images = dense.linearise(
+            self._dense, nodes, partial(self._φ_of, labels=labels), images.flatten(1), self.sharpness
+        )
+
+        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+            d_images, g = on_images(u)
+            d_images = d_images.view_as(images)
+            return d_images if self._where is None else self._where.pulled_back(d_images), g.view_as(multipliers)
+
+        return v, pulled_back
+
+    def _explained(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
+        """v without a graph, added up over the chunks."""
+        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
+        parts = (self._represent(*c) if self._dense is None else self._linearise(*c)[0] for c in chunks)
+        return functools.reduce(lambda v, part: {name: v[name] + part[name] for name in v}, parts)
+
+    def _per_tangent(self, multipliers: Tensor) -> tuple[Tensor, ...]:
+        return multipliers.unbind(1) if self._several_tangents else (multipliers,)
+
     def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
-        images = x if self._embed is None else self._embed(x)
+        images = self._images(x)
         smoothed = nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness)
         with _DIFFERENTIABLE_ATTENTION(), smoothed:
             outputs = functional_call(self._network, θ, (images,))
@@ -275,9 +358,9 @@ class Objective(ABC):
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v = Σ_s ∇_θ Σ_i λ_is φ_s(θ_s, x_i), with a graph of its own if x or λ asks for derivatives."""
         names, points = list(self.target), [{name: _leaf(t) for name, t in θ.items()} for θ in self.tangents]
-        weights = multipliers.unbind(1) if self._several_tangents else (multipliers,)
+        λs = self._per_tangent(multipliers)
         with torch.enable_grad():
-            total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, weights, strict=True)])
+            total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, λs, strict=True)])
             if not total.requires_grad:
                 raise NoGradientError(IGNORED)
             grads = torch.autograd.grad(
@@ -288,14 +371,16 @@ class Objective(ABC):
             )
         return {name: _sum(grads[i :: len(names)]) for i, name in enumerate(names)}
 
-    def _minus(self, v: Parameters) -> Parameters:
-        return {name: t - v[name] for name, t in self.target.items()}
+    def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
+        """T − v, in the memory of ``out`` if given."""
+        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
-        return {name: self.weights[name] * t for name, t in r.items()}
+        return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}
 
-    def _squared_norm(self, r: Parameters) -> Tensor:
-        return _sum([self.weights[name] * t.square().sum() for name, t in r.items()])
+    def norm_squared(self, r: Parameters) -> Tensor:
+        """Σ_p w_p ‖r_p‖²."""
+        return _sum([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
 
 
 def _leaf(t: Tensor) -> Tensor:
@@ -307,7 +392,7 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def _adjoint(
-    v: Parameters, inputs: tuple[Tensor, ...], u: Parameters, *, differentiable: bool = False
+    v: Parameters, inputs: tuple[Tensor, ...], u: Mapping[str, Tensor], *, differentiable: bool = False
 ) -> tuple[Tensor, ...]:
     """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
     parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]

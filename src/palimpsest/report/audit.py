@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palimpsest.report import figures
 from palimpsest.report.findings import Figure, Finding, means_of
-from palimpsest.report.page import ENVIRONMENT, cell_and_columns
+from palimpsest.report.page import ENVIRONMENT, INVISIBLE, cell_and_columns
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.report.words import number
 from palimpsest.runs import versions
@@ -38,7 +38,7 @@ class Control:
 def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
     """The whole page as text; nothing on it depends on when or how often the audit was interrupted."""
     cell, columns = cell_and_columns(audit.ranking.images.shape[-1])
-    return ENVIRONMENT.get_template("audit.html").render(
+    page = ENVIRONMENT.get_template("audit.html").render(
         title=f"{name}: an audit of what can be read out of the weights",
         audit=audit,
         finding=finding(audit, truth),
@@ -52,6 +52,7 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         advice=advice(),
         settings=[("Plan", audit.plan.to_json()), ("Versions", versions())],
     )
+    return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def _probabilities(audit: Audit) -> Markup | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,11 @@ from palimpsest.report.content import Content
 CELL = 50  # about how wide a picture is on the page, in pixels
 FRAME = 75  # the same in a trajectory
 PLATE = 1040  # how wide a row of pictures may become
+
+# Characters that nobody sees but that hide, reverse or break what stands beside them.
+INVISIBLE = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 
 ENVIRONMENT = Environment(
     loader=PackageLoader("palimpsest.report", ""),
@@ -38,7 +44,7 @@ def render(content: Content) -> str:
     """
     pixels = min(content.final.images.shape[-1], pictures.LARGEST)
     cell, columns = cell_and_columns(content.final.images.shape[-1])
-    return ENVIRONMENT.get_template("report.html").render(
+    page = ENVIRONMENT.get_template("report.html").render(
         title=content.title,
         content=content,
         finding=findings.finding(content),
@@ -53,6 +59,7 @@ def render(content: Content) -> str:
         settings=_settings(content),
         **_figures(content),
     )
+    return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
 def cell_and_columns(width: int) -> tuple[int, int]:

@@ -83,7 +83,7 @@ def limits(values: Iterable[float], *, margin: float = 0.05, least: float = 1e-9
 def logarithmic_limits(values: Iterable[float]) -> tuple[float, float]:
     """The same for a logarithmic scale, which knows only what is positive."""
     low, high = limits([math.log10(v) for v in values if 0 < v < math.inf], least=0.05)
-    return 10**low, 10**high
+    return 10 ** max(low, -300), 10 ** min(high, 300)
 
 
 class Panel:

@@ -1,0 +1,105 @@
+"""What `torch.save` writes, looked through before it is loaded.
+
+`torch.load(weights_only=True)` runs nobody's code, but a hostile file can still make it allocate without bound (members
+that unpack to more than they are, constructors with huge arguments) or compute for ever (tuples that hold themselves
+twice, a hundred levels deep, as a key). So the archive must have the plain shape that `torch.save` gives it, and its
+pickle must be the plain program that a state dict needs: a handful of names, and no tuple of any size.
+"""
+
+from __future__ import annotations
+
+import pickletools
+import struct
+import zipfile
+from pathlib import Path
+
+from palimpsest.errors import WeightsError
+
+LARGEST_PICKLE = 1 << 25  # bytes: names and shapes only; tensors lie beside it
+MOST_OPERATIONS = 400_000  # about ten thousand tensors
+LARGEST_TUPLE = 10_000  # counted with everything inside it, as often as it occurs: what hashing it would cost
+END = struct.Struct("<4s4H2LH")  # the zip directory's end; the last field is the length of a comment
+NAMES = {
+    "collections OrderedDict",
+    "torch._utils _rebuild_parameter",
+    "torch._utils _rebuild_tensor_v2",
+    "torch Size",
+    *(f"torch {kind}Storage" for kind in "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()),
+}
+OPERATIONS = set(
+    "PROTO FRAME STOP MARK POP POP_MARK PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL REDUCE BUILD"
+    " BINPERSID NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8"
+    " EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS APPEND APPENDS".split()
+)
+
+
+def check(path: Path) -> None:
+    """Refuse an archive that is not plain."""
+    try:
+        if not zipfile.is_zipfile(path):
+            raise WeightsError(f"{path} is no archive as torch.save writes it; save it again, best as .safetensors")
+        with zipfile.ZipFile(path) as archive:
+            members = archive.infolist()
+            _check_members(path, archive, members)
+            program = archive.read(next(m for m in members if m.filename.endswith("/data.pkl")))
+        _check_program(path, program)
+    except WeightsError:
+        raise
+    except Exception as error:  # damaged bytes make their readers raise anything at all
+        raise WeightsError(f"{path} is damaged; save the weights again, best as .safetensors") from error
+
+
+def _check_members(path: Path, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
+    """One folder of uncompressed members, laid out so that every reader of archives sees the same ones."""
+    names = [member.filename.lower() for member in members]  # torch does not tell a from A
+    one_folder = len({name.partition("/")[0] for name in names}) == 1
+    pickles = [member for member in members if member.filename.endswith("/data.pkl")]
+    if len(pickles) != 1 or not one_folder or len(set(names)) != len(names) or pickles[0].flag_bits & 1:
+        raise WeightsError(f"{path} is no archive of weights; save model.state_dict(), best as .safetensors")
+    total, length = sum(member.file_size for member in members), path.stat().st_size
+    if any(member.compress_type != zipfile.ZIP_STORED for member in members) or total > length:
+        raise WeightsError(f"{path} unpacks to more than it is, as torch.save never does; save the weights again")
+    if pickles[0].file_size > LARGEST_PICKLE:
+        raise WeightsError(f"{path} describes its tensors in too many words; save the weights as .safetensors")
+    with path.open("rb") as file:
+        file.seek(length - END.size)
+        signature, *_, start, comment = END.unpack(file.read(END.size))
+    elsewhere = start not in (archive.start_dir, 0xFFFFFFFF)
+    if signature != b"PK\5\6" or comment or elsewhere or min(member.header_offset for member in members) != 0:
+        raise WeightsError(f"{path} hides something around its archive; save the weights again")
+
+
+def _check_program(path: Path, program: bytes) -> None:
+    """Walk through a pickle without running it, keeping of every value only how large a tuple it is."""
+    stack: list[int | None] = []  # None: a mark
+    memo: dict[int, int] = {}
+    for count, (operation, argument, _) in enumerate(pickletools.genops(program)):
+        name = operation.name
+        if name not in OPERATIONS or (name == "GLOBAL" and argument not in NAMES):
+            what = str(argument).replace(" ", ".")[:80] if name == "GLOBAL" else "Python objects"
+            raise WeightsError(f"{path} holds {what}, which is no tensor and might run code when loaded;"
+                               " save model.state_dict() alone, best as .safetensors")  # fmt: skip
+        if count > MOST_OPERATIONS:
+            raise WeightsError(f"{path} describes its tensors in too many words; save the weights as .safetensors")
+        if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
+            memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1] or 1  # type: ignore[arg-type]
+        elif name in ("GET", "BINGET", "LONG_BINGET"):
+            stack.append(memo[int(argument)])  # type: ignore[arg-type]
+        else:
+            _apply(operation, stack)
+        if stack and (stack[-1] or 0) > LARGEST_TUPLE:
+            raise WeightsError(f"{path} holds tuples inside tuples without end; save model.state_dict() alone")
+
+
+def _apply(operation: pickletools.OpcodeInfo, stack: list[int | None]) -> None:
+    """Take from the stack what an operation takes, and put there what it puts: tuples with their content's size."""
+    before, after = operation.stack_before, operation.stack_after
+    taken = 0
+    if pickletools.markobject in before:
+        while (value := stack.pop()) is not None:
+            taken += value
+        before = before[: before.index(pickletools.markobject)]
+    for _ in before:
+        taken += stack.pop() or 0
+    is_tuple = operation.name.startswith("TUPLE")
+    stack += [None if kind is pickletools.markobject else 1 + taken * is_tuple for kind in after]

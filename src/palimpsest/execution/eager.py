@@ -1,0 +1,24 @@
+"""Step by step, from the host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import Tensor
+
+Tensors = dict[str, Tensor]
+Program = Callable[[Tensors, Tensor], Tensors | None]
+"""Changes the tensors in place, as a row of the schedule says, without reading anything back from the device; returns
+what is worth a look, if anything."""
+
+
+class Eager:
+    """Runs programs by calling them."""
+
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        self._programs = programs
+
+    def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
+        tensors = {name: t.clone() for name, t in tensors.items()}
+        results = [self._programs[name](tensors, pace) for name, pace in zip(plan, paces, strict=True)]
+        return tensors, [result for result in results if result]

@@ -1,0 +1,78 @@
+"""Many steps without the host: programs are captured once as CUDA graphs and replayed.
+
+A graph is bound to the memory it was captured on, so it works on buffers of its own. The schedule lies on the device
+too, and a counter there says which of its rows is next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from palimpsest.execution.eager import Program, Tensors
+
+ROWS = 4096  # of the schedule on the device
+WARM_UP = 2  # runs before capturing: libraries initialise themselves, kernels are compiled
+
+
+class Graph:
+    """Runs programs as CUDA graphs, captured anew when the tensors change their shapes."""
+
+    def __init__(self, programs: Mapping[str, Program]) -> None:
+        self._programs = programs
+        self._buffers: Tensors = {}
+        self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self._results: dict[str, Tensors] = {}
+
+    def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
+        if _shapes(tensors) != _shapes(self._buffers):
+            self._capture(tensors, paces)
+        _copy(tensors, self._buffers)
+        results = []
+        for start in range(0, len(plan), ROWS):
+            rows = paces[start : start + ROWS]
+            self._paces[: len(rows)].copy_(rows)
+            self._next.zero_()
+            for name in plan[start : start + ROWS]:
+                self._graphs[name].replay()
+                if self._results[name]:
+                    results.append(_copies(self._results[name]))
+        return _copies(self._buffers), results
+
+    def _capture(self, tensors: Tensors, paces: Tensor) -> None:
+        self._graphs.clear()  # their memory is free before the next are captured
+        self._results.clear()
+        self._buffers = _copies(tensors)
+        self._paces = paces[:1].repeat(ROWS, 1)
+        self._next = torch.zeros(1, dtype=torch.long, device=paces.device)
+        stream = torch.cuda.Stream(paces.device)
+        stream.wait_stream(torch.cuda.current_stream(paces.device))
+        with torch.cuda.stream(stream):
+            for name in WARM_UP * list(self._programs):
+                self._once(name)
+        torch.cuda.current_stream(paces.device).wait_stream(stream)
+        pool = torch.cuda.graph_pool_handle()
+        for name in self._programs:
+            self._graphs[name] = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self._graphs[name], pool=pool):
+                self._results[name] = self._once(name)
+
+    def _once(self, name: str) -> Tensors:
+        pace = self._paces.index_select(0, self._next)[0]
+        self._next.add_(1)
+        return self._programs[name](self._buffers, pace) or {}
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: t.clone() for name, t in tensors.items()}
+
+
+def _copy(source: Tensors, into: Tensors) -> None:
+    for name, t in source.items():
+        into[name].copy_(t)

@@ -1,0 +1,51 @@
+"""How many candidates fit into memory together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+from palimpsest.objectives import Objective
+from palimpsest.resources import available_memory
+
+SHARE = 0.5  # of the free memory that the intermediate results of a step may take
+COPIES = 6  # a step keeps about so many tensors for each that the network computes: derivatives, and their graphs
+
+
+def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int | None:
+    """The most candidates whose step fits into so much memory (half of what is free by default), a power of two.
+
+    None if all of them do.
+    """
+    few = min(4, len(x))
+    with torch.no_grad(), _Counting() as counting:
+        objective.outputs(x[:few])
+    each = COPIES * len(objective.tangents) * (counting.bytes + x[:few].nbytes) // few
+    room = int(SHARE * free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes)
+    fitting = room // max(1, each)
+    return None if fitting >= len(x) else 1 << max(0, fitting.bit_length() - 1)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory that can be had on a device."""
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return available_memory()
+
+
+class _Counting(TorchFunctionMode):
+    """Adds up the bytes of every tensor that torch functions return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self.bytes += result.nbytes
+        return result

@@ -1,0 +1,60 @@
+"""Elementwise work, written once and run plainly or as one compiled kernel.
+
+A function marked :class:`fusible` is an ordinary function. Within :func:`fused` it is compiled by torch on its first
+call, for tensors of any size, so that a chain of elementwise operations reads and writes memory once.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+_fusing = False
+
+
+class fusible:  # noqa: N801 - a decorator
+    """Marks a function of tensors, without autograd inside, as one that may be compiled.
+
+    It should not change single numbers in place: torch 2.13 takes those for constants on a CPU, and loses the change.
+
+    >>> @fusible
+    ... def sum_of_squares(a, b):
+    ...     return a * a + b * b
+    >>> sum_of_squares(torch.tensor(3.0), torch.tensor(4.0))
+    tensor(25.)
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.plain = function
+        functools.update_wrapper(self, function)
+
+    @functools.cached_property
+    def compiled(self) -> Callable[..., Any]:
+        return torch.compile(self.plain, dynamic=True, fullgraph=True)
+
+    def __call__(self, *arguments: Any) -> Any:
+        return self.compiled(*arguments) if _fusing else self.plain(*arguments)
+
+
+@contextmanager
+def fused(on: bool = True) -> Iterator[None]:
+    """Within it, fusible functions run compiled."""
+    global _fusing
+    before, _fusing = _fusing, on
+    try:
+        yield
+    finally:
+        _fusing = before
+
+
+def available(device: torch.device) -> bool:
+    """Whether torch can compile for this device: Triton for CUDA, a C++ compiler for the CPU."""
+    if device.type == "cuda":
+        return importlib.util.find_spec("triton") is not None and torch.cuda.get_device_capability(device) >= (7, 0)
+    return any(map(shutil.which, ("c++", "g++", "clang++")))

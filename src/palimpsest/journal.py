@@ -1,0 +1,111 @@
+"""What a run says as it goes: one line for each event, in the run folder's log.txt, and for whoever has no terminal.
+
+Events go through Python's logging under the name ``palimpsest``; nobody hears them unless a handler listens, so that
+the library is silent by itself.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from palimpsest.callbacks import Callback
+from palimpsest.state import State
+
+LOGGER = logging.getLogger("palimpsest")
+EVERY = 30.0  # seconds between two lines of progress
+
+
+class _Quiet:
+    """A log that cannot be written, on a full disk for example, is no reason to stop or to complain."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
+        pass
+
+
+class _File(_Quiet, logging.FileHandler):
+    pass
+
+
+class _Stream(_Quiet, logging.StreamHandler):
+    pass
+
+
+@contextmanager
+def into(path: Path) -> Iterator[None]:
+    """Append every event to a file, with the time."""
+    form = logging.Formatter("{asctime} {message}", "%Y-%m-%dT%H:%M:%S%z", style="{")
+    with _listening(_File(path, encoding="utf-8", errors="backslashreplace"), form):
+        yield
+
+
+@contextmanager
+def shown() -> Iterator[None]:
+    """Show progress on standard error where that is no terminal, and no bar can be drawn."""
+    if sys.stderr.isatty():
+        yield
+        return
+    handler = _Stream()
+    handler.addFilter(lambda record: not getattr(record, "private", False))
+    with _listening(handler, logging.Formatter("{message}", style="{")):
+        yield
+
+
+@contextmanager
+def _listening(handler: logging.Handler, form: logging.Formatter) -> Iterator[None]:
+    handler.setFormatter(form)
+    LOGGER.addHandler(handler)
+    LOGGER.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        LOGGER.removeHandler(handler)
+        with suppress(OSError):  # what a full disk kept from being written
+            handler.close()
+
+
+def note(event: str, *, private: bool = False) -> None:
+    """Tell of an event, in one line; private ones are for the file alone."""
+    LOGGER.info(" ".join(event.split()), extra={"private": private})
+
+
+class Pulse:
+    """Lets a line of progress through twice a minute."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def beat(self, event: str) -> None:
+        if time.monotonic() - self._last >= EVERY:
+            self._last = time.monotonic()
+            note(event)
+
+
+class Journal(Callback):
+    """Notes how a reconstruction goes: its start or resumption, progress, splits, and how it ended."""
+
+    def __init__(self, name: str, steps: int) -> None:
+        self.name, self.steps, self._pulse = name, steps, Pulse()
+
+    def on_start(self, state: State) -> None:
+        begins = f"resumes at step {state.step} of" if state.step else "begins, for"
+        note(f"reconstruction {self.name} {begins} {self.steps} steps with {len(state.x)} candidates")
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        if "loss" in entry:
+            self._pulse.beat(f"step {state.step} of {self.steps}: loss {entry['loss']:.3g}, {len(state.x)} candidates")
+        else:
+            change = f"objective {entry['before']:.3g} to {entry['after']:.3g}"
+            note(f"phase {state.round + 1} ends at step {state.step}: {entry['split']} of {len(state.x)} candidates"
+                 f" split ({change})")  # fmt: skip
+
+    def on_stop(self, state: State) -> None:
+        note(f"reconstruction {self.name} stops at step {state.step} of {self.steps}")
+
+    def on_end(self, state: State) -> None:
+        note(f"reconstruction {self.name} ends at step {state.step} with {len(state.x)} candidates: {state.outcome}")
