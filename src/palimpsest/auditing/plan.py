@@ -11,8 +11,6 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
-
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
@@ -147,14 +145,10 @@ def measured_rate(
     objective: Objective, image_shape: tuple[int, ...], candidates: int, *, seconds: float = 1.5
 ) -> float:
     """Steps of a reconstruction a second."""
-    endless = Settings(candidates=candidates, steps=10**6, record_every=10**6)
-    solver = Solver(objective, Everywhere(image_shape), endless)
-    state = solver.init()
-    for _ in range(2):  # the first steps pay for what later ones find ready
-        state = solver.step(state)
-    began, steps = time.monotonic(), 0
-    while steps < 3 or time.monotonic() - began < seconds:
-        state, steps = solver.step(state), steps + 1
-    if objective.device.type == "cuda":
-        torch.cuda.synchronize(objective.device)
-    return steps / (time.monotonic() - began)
+    solver = Solver(objective, Everywhere(image_shape), Settings(candidates=candidates, steps=10**6, record_every=5))
+    with solver.execution.numbers(objective.device):
+        state = solver.step(solver.init())  # the first steps pay for what later ones find ready
+        began, first = time.monotonic(), state.step
+        while state.step == first or time.monotonic() - began < seconds:
+            state = solver.step(state)  # recording waits for the device, so the clock is right
+    return (state.step - first) / (time.monotonic() - began)
