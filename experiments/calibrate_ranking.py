@@ -1,8 +1,9 @@
 """From agreement to probability: fits the map by which an audit ranks candidates, on networks with known images.
 
 Each network is trained, read from several seeds as an audit reads it, and every distinct candidate is labelled real if
-it shows its nearest training image better than any held-out image is shown, by SSIM of at least 0.4 and better than a
-blur. Networks with even seeds fit the map; those with odd seeds check it. What is finished is kept in --out.
+it shows a training image, by SSIM of at least 0.4, and clearly better than it shows any of as many held-out images. How
+often the label is wrong is told by exchanging the roles of training and held-out images. Networks with even seeds fit
+the map; those with odd seeds check it. What is finished is kept in --out.
 
     python experiments/calibrate_ranking.py --out runs/calibration                      the small set, a CPU hour
     python experiments/calibrate_ranking.py --out runs/calibration --set large --device cuda
@@ -29,12 +30,12 @@ from palimpsest.auditing import agreement, controls, plan, ranking, reading
 from palimpsest.auditing.subject import Subject
 from palimpsest.datasets import DataSet
 from palimpsest.scoring import metrics
-from palimpsest.scoring.scores import BETTER
 from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
 FEATURES = ("constant", "agreement", "explained")
 LEAST_SSIM = 0.4
+CLEARLY = 0.1  # by how much a training image must be shown better than any held-out image
 BINS = 5
 TOP = 25
 
@@ -144,21 +145,25 @@ def examined(model: Model, options: argparse.Namespace) -> dict:
         runs.append(agreement.Run(tensors["images"], tensors["contributions"], facts["loss"]))
     agreed = agreement.agree(runs)
     φ = ranking.features(agreed)
+    trained_on, held_out = (data.centred(part.images) for part in (data.train, data.held_out))
     return {
-        "model": asdict(model), "real": real(agreed.images, data).tolist(),
+        "model": asdict(model), "real": shows(agreed.images, trained_on, held_out).tolist(),
+        "exchanged": int(shows(agreed.images, held_out, trained_on).sum()),
         "features": {name: φ[name].tolist() for name in FEATURES}, "losses": [run.loss for run in runs],
     }  # fmt: skip
 
 
-def real(candidates: Tensor, data: DataSet) -> Tensor:
-    """Which candidates show a training image better than any held-out image is shown, and better than a blur."""
+def shows(candidates: Tensor, members: Tensor, others: Tensor) -> Tensor:
+    """Which candidates show one of the members, and none of as many others nearly as well.
+
+    Both are compared as the network sees them, stretched to the same range: weights do not determine the contrast of
+    an image, for a candidate of twice the contrast with half the multiplier explains as much.
+    """
     if len(candidates) == 0:
         return torch.zeros(0, dtype=torch.bool)
-    score = pal.score(candidates, data.train.images, held_out=data.held_out.images, mean=data.mean)
-    nearest = metrics.pairwise_ncc(candidates, data.centred(data.train.images)).argmax(1)
-    shown = metrics.minmax(candidates.double() + data.mean.double())
-    ssim = metrics.ssim(shown, data.train.images[nearest].double())
-    return (ssim >= max(LEAST_SSIM, score.verdict.threshold)) & (ssim > score.trivial[nearest] + BETTER)
+    x, *parts = (metrics.minmax(images.double()) for images in (candidates, members, others))
+    member, other = (metrics.pairwise_ssim(x, part).amax(1) for part in parts)
+    return (member >= LEAST_SSIM) & (member > other + CLEARLY)
 
 
 # --- the map -------------------------------------------------------------------------------------
@@ -258,7 +263,10 @@ def summarise(results: list[dict], options: argparse.Namespace) -> None:
               f" {row['likely']} likely, {row['likely and real']} of them real")  # fmt: skip
     command = f"python experiments/calibrate_ranking.py --set {options.which} --steps {options.steps}"
     command += f" --restarts {options.restarts} --tangents {options.tangents}"
-    provenance = {"command": command, "networks": len(results), "candidates": sum(len(r["real"]) for r in results)}
+    labels = {"real": sum(sum(r["real"]) for r in results), "exchanged": sum(r["exchanged"] for r in results)}
+    print(f"{labels['real']} candidates are real; {labels['exchanged']} show a held-out image as clearly")
+    counts = {"networks": len(results), "candidates": sum(len(r["real"]) for r in results)} | labels
+    provenance = {"command": command} | counts
     write = {"coefficients": b, **provenance}
     (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n")
     (ROOT / "docs/results/ranking.json").write_text(json.dumps(write | {"held back": table}, indent=1) + "\n")

@@ -421,6 +421,8 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--network": "nowhere.py:make"}, "nowhere.py"),
         ({"--minutes": "0"}, "minutes is 0.0"),
         ({"--seed": "-1"}, "not negative"),
+        ({"--method": "ntk"}, "needs the weights before training"),
+        ({"--method": "multiclass"}, "one output per class"),
         ({"--mean": "grey", "--data": "digits.npz"}, "no mean or deviation"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
     ],

@@ -28,7 +28,7 @@ from palimpsest.auditing.agreement import Run, agree
 from palimpsest.auditing.controls import PublicImages, public_images, shuffled, trained_control
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.plan import Plan, Wishes, draft, fitted, fulfilled, measured_rate
-from palimpsest.auditing.preflight import Method, Preflight, preflight
+from palimpsest.auditing.preflight import Method, Preflight, check_method, preflight
 from palimpsest.auditing.ranking import Ranking, rank
 from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objective, read
 from palimpsest.auditing.subject import Factory, Subject, subject
@@ -134,6 +134,7 @@ def audit(
     began = time.monotonic()
     chosen = Options(**options)
     examined = subject(network, weights, initial=initial, image_shape=image_shape)
+    check_method(examined, chosen.method)
     with RunFolder(out).locked(create=True) as folder:
         _claim(folder, examined, chosen, truth)
         return _Auditor(folder, examined, chosen, truth, torch.device(device), began).run()
@@ -237,7 +238,8 @@ class _Auditor:
         public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
         began = time.monotonic()
         with suppress(PalimpsestError):
-            train(self.subject.fresh(), public.images, public.labels, steps=PROBE_STEPS, tolerance=1e-9)
+            model = self.subject.fresh().to(self.device)
+            train(model, public.images, public.labels, steps=PROBE_STEPS, tolerance=1e-9)
         return PROBE_STEPS / (time.monotonic() - began)
 
     # --- reading ---------------------------------------------------------------------------------
@@ -300,7 +302,7 @@ class _Auditor:
 
         def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
             note("training the positive control")
-            fit = trained_control(self.subject, plan, public)
+            fit = trained_control(self.subject, plan, public, self.device)
             parts = {"final": fit.model.state_dict(), "initial": fit.initial}
             named = {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}
             return named, {"summary": fit.summary}

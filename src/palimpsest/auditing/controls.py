@@ -63,7 +63,7 @@ def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     return sized.expand(-1, channels, -1, -1).contiguous()
 
 
-def trained_control(subject: Subject, plan: Plan, public: PublicImages) -> Fit:
+def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Fit:
     """A network of the same kind trained on public images.
 
     It starts where the audited network did if that is known, and normalises as that does, so that it differs in nothing
@@ -77,6 +77,7 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages) -> Fit:
     model.load_state_dict(model.state_dict() | start | statistics)
     decayed = plan.method == "kkt-signed"
     loss = LOSSES.get(plan.method, "squared")
+    model = model.to(device)
     return train(
         model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=1e-3 if decayed else 0.0
     )

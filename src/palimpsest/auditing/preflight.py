@@ -60,6 +60,16 @@ class Preflight:
         return asdict(self)
 
 
+def check_method(subject: Subject, method: Method | None) -> None:
+    """Refuse a method that was asked for and cannot fit."""
+    if method == "ntk" and subject.initial is None:
+        raise InvalidInputError("the NTK method needs the weights before training; give them, or leave out the method")
+    if method == "kkt" and subject.outputs != 1:
+        raise InvalidInputError(f"kkt needs a network with one output, not {subject.outputs}; use multiclass")
+    if method == "multiclass" and subject.outputs < 2:
+        raise InvalidInputError("multiclass needs a network with one output per class; use kkt for one output")
+
+
 def preflight(subject: Subject, *, method: Method | None = None, weight_decay: bool = False) -> Preflight:
     """Examine a network. Nothing is optimised here: seconds at most."""
     θ = parameters_of(subject.model)
