@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test check docs format clean
 
 help:
 	@echo "make demo    read faces out of the weights of a small network (sets up first)"
 	@echo "make setup   create $(VENV) with pinned versions"
 	@echo "make test    run the test suite (sets up first)"
 	@echo "make check   lint, formatting, types, doctests (sets up first)"
+	@echo "make docs    run the documents' examples and build the site into build/docs (sets up first)"
 	@echo "make format  rewrite the code in the house format"
 
 setup: $(VENV)/.ready
@@ -32,6 +33,11 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest src
+
+docs: setup
+	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-docs.txt
+	$(BIN)/pytest tests/test_documents.py
+	$(BIN)/mkdocs build --strict --quiet
 
 format: setup
 	$(BIN)/ruff check --fix .

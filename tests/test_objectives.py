@@ -33,3 +33,13 @@ def test_hessian_equals_finite_differences(case: Case):
     forward, _ = case.objective.gradients(case.x + h * v, case.multipliers, case.labels)
     backward, _ = case.objective.gradients(case.x - h * v, case.multipliers, case.labels)
     assert close(case.objective.hessian(*case.arguments)(v), (forward - backward) / (2 * h), 1e-6)
+
+
+def test_a_solver_that_keeps_no_graph_gets_the_same_gradients(case):
+    """Executors run without gradients; the graph of several tangent points must not depend on who asks."""
+    dx, dλ = case.objective.gradients(*case.arguments)
+    case.objective.check(*case.arguments)
+    with torch.no_grad():
+        _, λ_grad_g, g = case.objective.pulls(*case.arguments)
+    assert torch.allclose(-2 * λ_grad_g, dx, rtol=1e-10, atol=1e-12)
+    assert torch.allclose(-2 * g, dλ, rtol=1e-10, atol=1e-12)

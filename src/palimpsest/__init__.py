@@ -1,6 +1,7 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
 from palimpsest import (
+    auditing,
     datasets,
     errors,
     identifiability,
@@ -12,6 +13,7 @@ from palimpsest import (
     storage,
     weights,
 )
+from palimpsest.auditing import audit
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
@@ -33,6 +35,8 @@ __all__ = [
     "Splitting",
     "Subspace",
     "__version__",
+    "audit",
+    "auditing",
     "certify",
     "datasets",
     "errors",

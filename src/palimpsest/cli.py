@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | identify | bench`.
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -18,7 +18,8 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from palimpsest import benchmark, jobs, journal
+from palimpsest import auditing, benchmark, jobs, journal
+from palimpsest.auditing import truth
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
@@ -212,6 +213,61 @@ class Bench:
         )
 
 
+@dataclass
+class Audit:
+    """Audit a network that was trained elsewhere: can its training images be read out of its weights?
+
+    Needs the network's own code and its weights; the training images are not needed. Writes a verdict, the likeliest
+    candidates with their probabilities, controls, and report.html. Interrupted at any moment, the same command goes on.
+
+        palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
+            --shape 3,32,32
+    """
+
+    out: Path
+    """The run folder to make."""
+    network: str
+    """A function that makes the network: package.module:factory or path/to/file.py:factory. Its code is run."""
+    weights: Path
+    """The trained weights: a .safetensors file, or a state dict saved by torch."""
+    shape: str
+    """Channels, height and width of the images: 3,32,32."""
+    initial: Path | None = None
+    """The weights before training, if known; far more can be read with them."""
+    data: str | None = None
+    """The training images, if at hand: a folder with a sub-folder per class, or an .npz file. Only scores see them."""
+    held_out: str | None = None
+    """Images of the same kind that were not trained on; they calibrate the scores."""
+    mean: str = "0"
+    """What was subtracted from the images: a number, one for each channel (0.5,0.4,0.4), or an .npy file."""
+    std: str = "1"
+    """What they were divided by."""
+    options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
+    device: Device = "auto"
+
+    def run(self) -> None:
+        shape = _sides(self.shape)
+        known = None
+        if self.data is not None:
+            known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
+        try:
+            found = auditing.audit(
+                self.network,
+                self.weights,
+                image_shape=shape,
+                out=self.out,
+                initial=self.initial,
+                truth=known,
+                device=_device(self.device),
+                **vars(self.options),
+            )
+        except KeyboardInterrupt:
+            raise InterruptedRunError("interrupted; the state is saved: repeat the command to go on") from None
+        if found.score is not None:
+            print(found.score.verdict.sentence)
+        print(f"{found.verdict.sentence}\nThe report is {found.report}")
+
+
 class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
@@ -221,6 +277,7 @@ Command = (
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Reconstruct, tyro.conf.subcommand("reconstruct")]
     | Annotated[Report, tyro.conf.subcommand("report")]
+    | Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
 )
@@ -265,7 +322,7 @@ def _device(choice: Device) -> torch.device:
 def _sides(text: str) -> tuple[int, ...]:
     parts = text.split(",")
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
-        raise InvalidInputError(f"--image is {text!r}; give channels, height and width, as in 3,32,32")
+        raise InvalidInputError(f"the shape is {text!r}; give channels, height and width, such as 3,32,32")
     return tuple(map(int, parts))
 
 

@@ -79,13 +79,18 @@ class RunFolder:
                 raise
 
     def _holds_more(self) -> bool:
-        return any(path.name not in OURS for path in self.path.iterdir())
+        """Anything but our own, and what a write leaves behind that was killed half-way, which is nobody's work."""
+        names = [path.name for path in self.path.iterdir()]
+        return any(name not in OURS and not (name.startswith(".") and name.endswith(".part")) for name in names)
 
     # --- configuration and results --------------------------------------------------------------------
 
     @property
     def config(self) -> dict[str, Any]:
         return self._read_json("config.json", remedy="train into a new folder")
+
+    def write_config(self, config: Mapping[str, Any]) -> None:
+        self.write("config.json", _configuration(config))
 
     @property
     def scores(self) -> dict[str, Any]:
@@ -108,7 +113,7 @@ class RunFolder:
         files = {
             "initial.safetensors": packed(initial, {"what": "weights before training"}),
             "model.safetensors": packed(model, {"what": "weights after training"}),
-            "config.json": _json({"versions": versions(), **config}),
+            "config.json": _configuration(config),
         }
         write_together({self.path / name: content for name, content in files.items()})
 
@@ -203,6 +208,10 @@ class RunFolder:
         if content.get("format") != FORMAT:
             raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
         return content
+
+
+def _configuration(config: Mapping[str, Any]) -> bytes:
+    return _json({"versions": versions(), **config})
 
 
 def _json(content: Mapping[str, Any]) -> bytes:

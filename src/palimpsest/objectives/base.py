@@ -358,8 +358,8 @@ class Objective(ABC):
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v = Σ_s ∇_θ Σ_i λ_is φ_s(θ_s, x_i), with a graph of its own if x or λ asks for derivatives."""
         names, points = list(self.target), [{name: _leaf(t) for name, t in θ.items()} for θ in self.tangents]
-        λs = self._per_tangent(multipliers)
-        with torch.enable_grad():
+        with torch.enable_grad():  # around the parts of several tangents too, or they lose their graph
+            λs = self._per_tangent(multipliers)
             total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, λs, strict=True)])
             if not total.requires_grad:
                 raise NoGradientError(IGNORED)
@@ -369,7 +369,7 @@ class Objective(ABC):
                 create_graph=x.requires_grad or multipliers.requires_grad,
                 materialize_grads=True,
             )
-        return {name: _sum(grads[i :: len(names)]) for i, name in enumerate(names)}
+            return {name: _sum(grads[i :: len(names)]) for i, name in enumerate(names)}
 
     def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
         """T − v, in the memory of ``out`` if given."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections import Counter
+from typing import Any, Protocol
 
 from markupsafe import Markup
+from torch import Tensor
 
 from palimpsest.report.content import Variant
 from palimpsest.report.findings import counted
@@ -13,7 +15,16 @@ from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
 
-BIN = 0.025  # of SSIM
+BIN = 0.025  # of SSIM, or of probability
+
+
+class Ranked(Protocol):
+    """Candidates in the order of their probabilities."""
+
+    @property
+    def probability(self) -> Tensor: ...
+
+
 Curve = list[tuple[float, float]]
 STYLES = ("first", "last")  # of the two variants: dashed and solid
 
@@ -82,6 +93,36 @@ def _beside(panel: Panel, x: float, y: float, text: str) -> None:
     right = panel.x(x) > 0.7 * panel.width
     place = panel.x(x) + (-5 if right else 5)
     panel.add("text", text, class_="note", x=place, y=y, text_anchor="end" if right else "start")
+
+
+def probabilities(ranking: Ranked, negative: Ranked, counting: int, bar: float) -> Markup:
+    """Candidates by probability: of the network above the line, of its negative control below; full if they count."""
+    groups = {1: ("This network", ranking), -1: ("Negative control", negative)}
+    heaps = {side: _by_bins(found.probability.tolist()) for side, (_, found) in groups.items()}
+    sizes = {side: max(1, len(found.probability)) for side, (_, found) in groups.items()}
+    tallest = max([count / sizes[side] for side in groups for count in heaps[side].values()], default=1.0)
+    least = float(ranking.probability[counting - 1]) if counting else 2.0  # candidates are in order
+    panel = Panel(540, 320, x=(0, 1), y=(-1.3, 1.15), left=4)
+    panel.x_axis("estimated probability of being a training image", about=10)
+    for side, (name, found) in groups.items():
+        brick = side / sizes[side] / tallest
+        for bin_, count in heaps[side].items():
+            class_ = "held-out" if side < 0 else "solid" if (bin_ + 1) * BIN > least else "hollow"
+            for level in range(count):
+                _brick(panel, bin_, level * brick, brick, class_)
+        text = f"{name} ({len(found.probability)})"
+        panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.3) - 8)
+    panel.horizontal(0, "axis")
+    panel.vertical(bar, "bar")
+    _beside(panel, bar, panel.y(1.08), f"chance: {bar:.2f}")
+    return panel.svg(
+        f"Probabilities of {len(ranking.probability)} candidates, and of {len(negative.probability)} of the negative"
+        f" control, of which the highest is {bar:.2f}. {counting} count in the verdict."
+    )
+
+
+def _by_bins(values: list[float]) -> dict[int, int]:
+    return Counter(min(max(math.floor(value / BIN), 0), round(1 / BIN) - 1) for value in values)
 
 
 def scatter(first: Variant, last: Variant) -> Markup:

@@ -35,14 +35,20 @@ def finding(content: Content) -> Finding:
     score = content.final.score
     if score is None:
         return _no_verdict(len(content.final.images))
-    means, does_not_mean = {
-        Outcome.LEAKAGE: _leakage,
-        Outcome.NO_EVIDENCE: _no_evidence,
-        Outcome.UNCALIBRATED: _uncalibrated,
-    }[score.verdict.outcome](score.verdict, content.held_out_count)
+    means, does_not_mean = means_of(score.verdict, content.held_out_count)
     kind = score.verdict.outcome.value.replace(" ", "-")
     figures = _figures(score, content.held_out_count)
     return Finding(kind, score.verdict.sentence, figures, means, does_not_mean)
+
+
+def means_of(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
+    """What follows from a verdict on scores, and what does not."""
+    told = {
+        Outcome.LEAKAGE: _leakage,
+        Outcome.NO_EVIDENCE: _no_evidence,
+        Outcome.UNCALIBRATED: _uncalibrated,
+    }[verdict.outcome]
+    return told(verdict, held_out)
 
 
 def _figures(score: Score, held_out: int) -> list[Figure]:

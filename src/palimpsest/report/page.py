@@ -43,13 +43,14 @@ def render(content: Content) -> str:
     True
     """
     pixels = min(content.final.images.shape[-1], pictures.LARGEST)
-    cell = _whole_multiple(pixels, CELL)
-    page = ENVIRONMENT.get_template("template.html").render(
+    cell, columns = cell_and_columns(content.final.images.shape[-1])
+    page = ENVIRONMENT.get_template("report.html").render(
+        title=content.title,
         content=content,
         finding=findings.finding(content),
         plate=pictures.plate(content),
         cell=cell,
-        columns=max(1, min(20, PLATE // (cell + 2))),
+        columns=columns,
         frame=_whole_multiple(pixels, FRAME),
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
@@ -59,6 +60,12 @@ def render(content: Content) -> str:
         **_figures(content),
     )
     return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", page)
+
+
+def cell_and_columns(width: int) -> tuple[int, int]:
+    """How wide a picture of so many pixels is shown on a plate, and how many stand in a row."""
+    cell = _whole_multiple(min(width, pictures.LARGEST), CELL)
+    return cell, max(1, min(20, PLATE // (cell + 2)))
 
 
 def _whole_multiple(pixels: int, about: int) -> int:

@@ -1,0 +1,279 @@
+"""From agreement to probability: fits the map by which an audit ranks candidates, on networks with known images.
+
+Each network is trained, read from several seeds as an audit reads it, and every distinct candidate is labelled real if
+it shows a training image, by SSIM of at least 0.4, and clearly better than it shows any of as many held-out images. How
+often the label is wrong is told by exchanging the roles of training and held-out images. Networks with even seeds fit
+the map; those with odd seeds check it. What is finished is kept in --out.
+
+    python experiments/calibrate_ranking.py --out runs/calibration                      the small set, a CPU hour
+    python experiments/calibrate_ranking.py --out runs/calibration --set large --device cuda
+
+writes src/palimpsest/auditing/calibration.json and docs/results/ranking.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.auditing import agreement, controls, plan, ranking, reading
+from palimpsest.auditing.subject import Subject
+from palimpsest.datasets import DataSet
+from palimpsest.scoring import metrics
+from palimpsest.storage import write_atomically
+
+ROOT = Path(__file__).parents[1]
+FEATURES = ("constant", "agreement", "explained")
+LEAST_SSIM = 0.4
+CLEARLY = 0.1  # by how much a training image must be shown better than any held-out image
+BINS = 5
+TOP = 25
+
+
+@dataclass(frozen=True)
+class Model:
+    """One network to train and read. ``shuffled``: what it learnt is put in disorder before it is read."""
+
+    data: str
+    per_class: int
+    seed: int
+    hidden: tuple[int, ...] = (500, 500)
+    loss: str = "squared"
+    training_steps: int = 10_000
+    weight_decay: float = 0.0
+    shuffled: bool = False
+    convolutional: bool = False
+
+    @property
+    def name(self) -> str:
+        words = [
+            self.data,
+            self.per_class,
+            "conv" if self.convolutional else "x".join(map(str, self.hidden)),
+            self.loss,
+        ]
+        words += [f"decay{self.weight_decay:g}"] if self.weight_decay else []
+        words += [f"steps{self.training_steps}"] if self.training_steps < 10_000 else []
+        words += ["shuffled"] if self.shuffled else []
+        return "-".join(map(str, [*words, self.seed]))
+
+
+def models(which: str) -> list[Model]:
+    """Networks that leak much, little and nothing: what an audit may meet."""
+    if which == "small":
+        kinds = [{"per_class": 20}, {"per_class": 40}, {"per_class": 20, "weight_decay": 1e-3}]
+        kinds += [{"per_class": 5}, {"per_class": 20, "shuffled": True}]
+        return [Model(data="faces", hidden=(300, 300), seed=seed, **kind) for seed in range(2) for kind in kinds]
+    kinds = [{"data": "faces", "per_class": n} for n in (5, 10, 20, 40, 60)]
+    kinds += [{"data": "digits", "per_class": n, "hidden": (300, 300)} for n in (10, 40)]
+    kinds += [
+        {"data": name, "per_class": n, "hidden": (1000, 1000)} for name in ("mnist", "cifar10") for n in (50, 250)
+    ]
+    kinds += [{"data": "faces", "per_class": 20, **more} for more in (
+        {"weight_decay": 1e-3}, {"weight_decay": 1e-4}, {"training_steps": 20}, {"shuffled": True},
+        {"loss": "logistic"}, {"hidden": (100, 100)}, {"convolutional": True},
+    )]  # fmt: skip
+    kinds += [
+        {"data": "faces", "per_class": 5, "convolutional": True},
+        {"data": "cifar10", "per_class": 50, "shuffled": True},
+    ]
+    kinds += [{"data": "mnist", "per_class": 100, "loss": "logistic", "hidden": (1000, 1000)}]
+    return [Model(seed=seed, **kind) for seed in range(6) for kind in kinds]
+
+
+class Convolutional(nn.Module):
+    """A small convolutional network for images of any size."""
+
+    def __init__(self, image_shape: tuple[int, ...], width: int = 16) -> None:
+        super().__init__()
+        quarter = [math.ceil(side / 4) for side in image_shape[1:]]
+        self.layers = nn.Sequential(
+            nn.Conv2d(image_shape[0], width, 5, stride=2, padding=2), nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 3, stride=2, padding=1), nn.ReLU(), nn.Flatten(),
+            nn.Linear(2 * width * math.prod(quarter), 200), nn.ReLU(), nn.Linear(200, 1),
+        )  # fmt: skip
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d | nn.Linear):
+                nn.init.kaiming_normal_(module.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layers(x)
+
+
+def network(model: Model, data: DataSet) -> nn.Module:
+    torch.manual_seed(model.seed)
+    if model.convolutional:
+        return Convolutional(data.image_shape)
+    return pal.networks.MLP(data.image_shape, hidden=model.hidden, outputs=1)
+
+
+def examined(model: Model, options: argparse.Namespace) -> dict:
+    """Train, read, merge, label: the features of every distinct candidate, and whether it is real."""
+    data = pal.datasets.load(
+        model.data, per_class=model.per_class, held_out_per_class=min(model.per_class, 100 - model.per_class)
+        if model.data == "faces" else None, seed=model.seed, task="binary", data_root=options.data_root,
+    )  # fmt: skip
+    start = network(model, data).to(options.device)
+    fit = pal.train(
+        start, data.centred(data.train.images), data.train.labels, loss=model.loss, steps=model.training_steps,
+        weight_decay=model.weight_decay,
+    )  # fmt: skip
+    method = "ntk" if model.loss == "squared" else "kkt"
+    subject = Subject(fit.model, fit.initial, data.image_shape, 1, lambda: start)
+    trained = controls.shuffled(subject, method, seed=model.seed) if model.shuffled else fit.model
+    choices = plan.Plan(
+        method=method, at=plan.NODES[options.tangents] if method == "ntk" else (), candidates=4 * model.per_class,
+        steps=options.steps, restarts=options.restarts, total_variation=0.1, control_images=1, control_steps=1, seed=0,
+    )  # fmt: skip
+    runs = []
+    for number in range(options.restarts):
+        rec = pal.reconstruct(
+            problem := reading.objective(trained, fit.initial, choices), image_shape=data.image_shape,
+            candidates=choices.candidates, steps=choices.steps, seed=1000 * model.seed + number, progress=False,
+        )  # fmt: skip
+        tensors, facts = reading.candidates(problem, rec.images, rec.multipliers, rec.labels)
+        runs.append(agreement.Run(tensors["images"], tensors["contributions"], facts["loss"]))
+    agreed = agreement.agree(runs)
+    φ = ranking.features(agreed)
+    trained_on, held_out = (data.centred(part.images) for part in (data.train, data.held_out))
+    return {
+        "model": asdict(model), "real": shows(agreed.images, trained_on, held_out).tolist(),
+        "exchanged": int(shows(agreed.images, held_out, trained_on).sum()),
+        "features": {name: φ[name].tolist() for name in FEATURES}, "losses": [run.loss for run in runs],
+    }  # fmt: skip
+
+
+def shows(candidates: Tensor, members: Tensor, others: Tensor) -> Tensor:
+    """Which candidates show one of the members, and none of as many others nearly as well.
+
+    Both are compared as the network sees them, stretched to the same range: weights do not determine the contrast of
+    an image, for a candidate of twice the contrast with half the multiplier explains as much.
+    """
+    if len(candidates) == 0:
+        return torch.zeros(0, dtype=torch.bool)
+    x, *parts = (metrics.minmax(images.double()) for images in (candidates, members, others))
+    member, other = (metrics.pairwise_ssim(x, part).amax(1) for part in parts)
+    return (member >= LEAST_SSIM) & (member > other + CLEARLY)
+
+
+# --- the map -------------------------------------------------------------------------------------
+
+
+def matrix(results: list[dict], names: tuple[str, ...]) -> tuple[np.ndarray, np.ndarray]:
+    φ = np.concatenate([np.array([r["features"][name] for name in names]).T.reshape(-1, len(names)) for r in results])
+    return φ, np.concatenate([np.array(r["real"], dtype=float) for r in results])
+
+
+def fit_map(results: list[dict], names: tuple[str, ...]) -> dict[str, float]:
+    """Coefficients b of the most likely logistic map, each network weighing the same; a slight ridge keeps b finite."""
+    φ, y = matrix(results, names)
+    weight = np.concatenate([np.full(len(r["real"]), 1 / max(1, len(r["real"]))) for r in results])
+
+    def loss(b: np.ndarray) -> float:
+        z = φ @ b
+        return float(weight @ (np.logaddexp(0, z) - y * z)) + 1e-3 * float(b[1:] @ b[1:])
+
+    return dict(zip(names, minimize(loss, np.zeros(len(names))).x.round(4).tolist(), strict=True))
+
+
+def probabilities(results: list[dict], b: dict[str, float]) -> list[np.ndarray]:
+    return [1 / (1 + np.exp(-matrix([r], tuple(b))[0] @ np.array(list(b.values())))) for r in results]
+
+
+def check(results: list[dict], b: dict[str, float]) -> dict:
+    """Mean log loss, the bins, and the share of real ones among the likeliest of each network."""
+    p = [np.minimum(values, ranking.MOST_CERTAIN) for values in probabilities(results, b)]
+    y = [np.array(r["real"], dtype=float) for r in results]
+    flat, real_ = np.concatenate(p), np.concatenate(y)
+    log_loss = -np.mean(real_ * np.log(flat.clip(1e-9)) + (1 - real_) * np.log((1 - flat).clip(1e-9)))
+    rows = []
+    for low in np.arange(BINS) / BINS:
+        inside = (flat >= low) & (flat < low + 1 / BINS)
+        if inside.any():
+            rows.append({"n": int(inside.sum()), "estimated": float(flat[inside].mean()),
+                         "observed": float(real_[inside].mean())})  # fmt: skip
+    return {"log loss": float(log_loss), "bins": rows, "top": tops(results, p, y)}
+
+
+def left_out(results: list[dict], names: tuple[str, ...]) -> float:
+    """Mean log loss over networks, each judged by a map fitted on the others: what chooses the features."""
+    others = [[r for r in results if r is not one] for one in results]
+    usable = [(one, rest) for one, rest in zip(results, others, strict=True) if one["real"]]
+    return float(np.mean([check([one], fit_map(rest, names))["log loss"] for one, rest in usable]))
+
+
+def tops(results: list[dict], p: list[np.ndarray], y: list[np.ndarray]) -> list[dict]:
+    rows = []
+    for result, estimated, observed in zip(results, p, y, strict=True):
+        best = np.argsort(-estimated, kind="stable")[:TOP]
+        rows.append({
+            "model": Model(**result["model"] | {"hidden": tuple(result["model"]["hidden"])}).name,
+            "shown": len(best), "expected": float(estimated[best].sum()), "real": int(observed[best].sum()),
+            "likely": int((estimated >= 0.5).sum()), "likely and real": int(observed[estimated >= 0.5].sum()),
+        })  # fmt: skip
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, required=True, help="where finished networks are kept")
+    parser.add_argument("--set", choices=("small", "large"), default="small", dest="which")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--data-root", type=Path, help="where MNIST and CIFAR-10 files are")
+    parser.add_argument("--seeds", type=int, nargs="*", help="only these, for several processes on one folder")
+    parser.add_argument("--restarts", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--tangents", type=int, choices=(1, 2), default=1)
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    for model in models(options.which):
+        if options.seeds and model.seed not in options.seeds:
+            continue
+        path = options.out / f"{model.name}.json"
+        if not path.exists():
+            began = time.monotonic()
+            found = examined(model, options)
+            write_atomically(path, json.dumps(found).encode())
+            print(f"{model.name}: {sum(found['real'])} of {len(found['real'])} candidates are real,"
+                  f" {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
+    results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
+    summarise(results, options)
+
+
+def summarise(results: list[dict], options: argparse.Namespace) -> None:
+    fitting, held_back = ([r for r in results if r["model"]["seed"] % 2 == parity] for parity in (0, 1))
+    sets = [FEATURES[:2], FEATURES]
+    losses = {names: left_out(fitting, names) for names in sets}
+    for names, loss in losses.items():
+        print(f"{loss:.3f} log loss on networks left out, with {', '.join(names[1:])}")
+    chosen = min(sets, key=lambda names: losses[names] + 0.005 * len(names))  # a feature has to pay for itself
+    b = fit_map(fitting, chosen)
+    table = check(held_back, b)
+    for row in table["bins"]:
+        print(f"estimated {row['estimated']:.2f} observed {row['observed']:.2f} ({row['n']})")
+    for row in table["top"]:
+        print(f"{row['model']:45s} top {row['shown']}: {row['real']} real, {row['expected']:.1f} expected;"
+              f" {row['likely']} likely, {row['likely and real']} of them real")  # fmt: skip
+    command = f"python experiments/calibrate_ranking.py --set {options.which} --steps {options.steps}"
+    command += f" --restarts {options.restarts} --tangents {options.tangents}"
+    labels = {"real": sum(sum(r["real"]) for r in results), "exchanged": sum(r["exchanged"] for r in results)}
+    print(f"{labels['real']} candidates are real; {labels['exchanged']} show a held-out image as clearly")
+    counts = {"networks": len(results), "candidates": sum(len(r["real"]) for r in results)} | labels
+    provenance = {"command": command} | counts
+    write = {"coefficients": b, **provenance}
+    (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n")
+    (ROOT / "docs/results/ranking.json").write_text(json.dumps(write | {"held back": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

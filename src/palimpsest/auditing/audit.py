@@ -1,0 +1,362 @@
+"""`pal.audit`: from a network and its weights to a verdict and a report, in stages that are each done once.
+
+config.json                what is audited and how; another audit in the same folder is refused
+preflight.json             what the weights say before anything is read
+plan.json                  every choice, made once
+runs/ROLE-N.safetensors    the reconstructions: of the subject, of the negative and of the positive control
+control.safetensors        the positive control's weights
+ranking.safetensors        the candidates, the likeliest first
+audit.json, report.html    the verdict and everything behind it
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from palimpsest.auditing import stages
+from palimpsest.auditing.agreement import Run, agree
+from palimpsest.auditing.controls import PublicImages, public_images, shuffled, trained_control
+from palimpsest.auditing.floor import floor
+from palimpsest.auditing.plan import Plan, Wishes, draft, fitted, fulfilled, measured_rate
+from palimpsest.auditing.preflight import Method, Preflight, check_method, preflight
+from palimpsest.auditing.ranking import Ranking, rank
+from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objective, read
+from palimpsest.auditing.subject import Factory, Subject, subject
+from palimpsest.auditing.truth import Truth
+from palimpsest.auditing.verdict import AuditVerdict, judge
+from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, RunFolderError
+from palimpsest.journal import note
+from palimpsest.objectives import Objective
+from palimpsest.report.audit import render_audit
+from palimpsest.runs import RunFolder
+from palimpsest.scoring import Outcome, Score, score
+from palimpsest.storage import save_tensors
+from palimpsest.training import train
+from palimpsest.weights import fit_into
+
+RESERVE = 12.0  # seconds kept for ranking, scoring and the report
+PROBE_STEPS = 20  # of training, to see how fast it is
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to audit; everything has a default, and what is None is chosen from what is known."""
+
+    minutes: float = 10.0
+    """How long it may take, within a tenth."""
+    method: Method | None = None
+    """ntk needs the initial weights; kkt (one output) and multiclass need a classifier trained for long; kkt-signed
+    weight decay."""
+    weight_decay: bool = False
+    """Whether training used weight decay."""
+    samples: int | None = None
+    """How many training images there are, if known; they can often be counted."""
+    candidates: int | None = None
+    """How many candidates each restart seeks; twice the number of training images unless given."""
+    steps: int | None = None
+    """Gradient steps of each restart."""
+    restarts: int | None = None
+    """Independent restarts, at least two."""
+    tangents: Literal[1, 2] | None = None
+    """Tangent points of the NTK method: two see more, at twice the cost."""
+    control_steps: int | None = None
+    """At most so many steps of training for the positive control."""
+    total_variation: float | None = None
+    """Strength of the prior that images are smooth; 0 for none."""
+    controls: bool = True
+    """Whether to run the positive control too; the negative one is always run."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.minutes < float("inf"):
+            raise InvalidInputError(f"minutes is {self.minutes}; give a positive number")
+        if self.seed < 0:
+            raise InvalidInputError(f"the seed is {self.seed}; give a number that is not negative")
+
+    @property
+    def wishes(self) -> Wishes:
+        return Wishes(**{f.name: getattr(self, f.name) for f in fields(Wishes)})
+
+
+@dataclass(frozen=True)
+class Audit:
+    """What an audit found."""
+
+    verdict: AuditVerdict
+    preflight: Preflight
+    plan: Plan
+    ranking: Ranking
+    """Distinct candidates, the likeliest first, in the space the network sees."""
+    negative: Ranking | None
+    positive: Score | None
+    """The positive control, scored against the public images it was trained on."""
+    score: Score | None
+    """The candidates scored against the training images, if these were given."""
+    floor: float | None
+    """Share of the target that the training images leave unexplained, if they were given."""
+    report: Path
+
+
+def audit(
+    network: str | Factory,
+    weights: Path | str | Mapping[str, Tensor],
+    *,
+    image_shape: Sequence[int],
+    out: Path | str,
+    initial: Path | str | Mapping[str, Tensor] | None = None,
+    truth: Truth | None = None,
+    device: torch.device | str = "cpu",
+    **options: Any,
+) -> Audit:
+    """Audit a network that was trained anywhere: can its training images be read out of its weights?
+
+    Args:
+        network: a function that makes the network, or where to find one: ``"package.module:factory"`` or
+            ``"path/to/file.py:factory"``. It is called without arguments, several times.
+        weights: the trained weights, a state dict or a file of one.
+        image_shape: channels, height and width of what the network sees.
+        out: the run folder. If it holds this audit unfinished, the audit goes on where it stopped.
+        initial: the weights before training, if known; far more can be read with them.
+        truth: the training images, if at hand; only scores and the floor look at them.
+        device: where to compute.
+        **options: see :class:`Options`.
+    """
+    began = time.monotonic()
+    chosen = Options(**options)
+    examined = subject(network, weights, initial=initial, image_shape=image_shape)
+    check_method(examined, chosen.method)
+    with RunFolder(out).locked(create=True) as folder:
+        _claim(folder, examined, chosen, truth)
+        return _Auditor(folder, examined, chosen, truth, torch.device(device), began).run()
+
+
+def _claim(folder: RunFolder, examined: Subject, options: Options, truth: Truth | None) -> None:
+    """Make the folder this audit's; refuse it if it is another's."""
+    asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
+    mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _identity(examined, truth)}
+    if not (folder.path / "config.json").exists():
+        folder.write_config({"audit": mine})
+    if folder.config.get("audit") != mine:
+        raise RunFolderError(f"{folder.path} holds another run; choose another folder, or repeat the command it is of")
+
+
+def _identity(examined: Subject, truth: Truth | None) -> str:
+    digest = hashlib.sha256()
+    tensors = [*examined.model.state_dict().values(), *(examined.initial or {}).values()]
+    if truth is not None:
+        tensors += [truth.seen, truth.labels, *([] if truth.held_out is None else [truth.held_out])]
+    for t in tensors:
+        digest.update(f"{t.dtype} {tuple(t.shape)}".encode() + t.detach().cpu().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+class _Auditor:
+    """The stages of one audit, over its folder."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        examined: Subject,
+        options: Options,
+        truth: Truth | None,
+        device: torch.device,
+        began: float,
+    ) -> None:
+        self.folder, self.subject, self.options, self.truth = folder, examined, options, truth
+        self.device = device
+        self.clock = Clock(began + 60 * options.minutes - RESERVE)
+
+    def run(self) -> Audit:
+        found = self.examine()
+        plan = self.plan(found)
+        public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
+        runs = self.read_all(plan, public)
+        ranking = rank(agree(runs["subject"]))
+        negative = rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None
+        positive = self.positive_score(runs["positive"], public)
+        readable = None if positive is None else positive.verdict.outcome is Outcome.LEAKAGE
+        verdict = judge(ranking, negative, readable)
+        return self.report(
+            Audit(
+                verdict=verdict,
+                preflight=found,
+                plan=plan,
+                ranking=ranking,
+                negative=negative,
+                positive=positive,
+                score=self.score(ranking),
+                floor=self.floor(plan),
+                report=self.folder.path / "report.html",
+            )
+        )
+
+    # --- before reading --------------------------------------------------------------------------
+
+    def examine(self) -> Preflight:
+        note("examining the weights")
+
+        def find() -> dict[str, Any]:
+            return preflight(self.subject, method=self.options.method, weight_decay=self.options.weight_decay).to_json()
+
+        found = stages.facts(self.folder.path / "preflight.json", find, lambda fields: Preflight(**fields))
+        note(f"method {found.method}: {found.why}")
+        return found
+
+    def plan(self, found: Preflight) -> Plan:
+        def find() -> dict[str, Any]:
+            wishes, controls = self.options.wishes, self.options.controls
+            plan = draft(found, wishes, seed=self.options.seed)
+            if wishes.complete:
+                return fulfilled(plan, wishes).to_json()
+            rate = measured_rate(self.problem(plan), self.subject.image_shape, plan.candidates)
+            training_rate = self.training_rate(plan) if controls else 1.0
+            left = max(1.0, self.clock.deadline - time.monotonic())
+            return fitted(
+                plan, wishes, seconds=left, rate=rate, training_rate=training_rate, controls=controls
+            ).to_json()
+
+        plan = stages.facts(self.folder.path / "plan.json", find, Plan.from_json)
+        nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
+        note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
+        return plan
+
+    def problem(self, plan: Plan) -> Objective:
+        return objective(self.subject.model, self.subject.initial, plan).to(self.device)
+
+    def training_rate(self, plan: Plan) -> float:
+        """Training steps a second of the positive control."""
+        public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
+        began = time.monotonic()
+        with suppress(PalimpsestError):
+            model = self.subject.fresh().to(self.device)
+            train(model, public.images, public.labels, steps=PROBE_STEPS, tolerance=1e-9)
+        return PROBE_STEPS / (time.monotonic() - began)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def read_all(self, plan: Plan, public: PublicImages) -> dict[str, list[Run]]:
+        """All planned reconstructions, as far as time allows; what is left is done when the audit is repeated."""
+        runs: dict[str, list[Run]] = {"subject": [], "negative": [], "positive": []}
+        for role, number in plan.runs(controls=self.options.controls):
+            run: Run | None = None
+            try:
+                run = self.read_one(plan, role, number, public)
+            except OutOfTimeError:
+                note(f"out of time in {role} {number + 1}; repeat the command to go on")
+                if role == "subject" and len(runs["subject"]) < 2:
+                    run = self.so_far(plan)
+            except PalimpsestError as error:
+                if role == "subject":
+                    raise
+                note(f"there is no {role} control: {error}")
+            if run is not None and len(run.images):
+                runs[role].append(run)
+        if not runs["subject"]:
+            raise DivergenceError(0, "the weights or their scale are beyond what this method can handle")
+        return runs
+
+    def read_one(self, plan: Plan, role: str, number: int, public: PublicImages) -> Run:
+        path = self.folder.path / "runs" / f"{role}-{number}.safetensors"
+        checkpoint = path.with_suffix(".checkpoint")
+
+        def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
+            if role != "subject":  # even without time, a report shows as much of the subject as there is
+                self.clock.check()
+            note(f"reading: {role} {number + 1}")
+            problem = self.problem_of(role, plan, public)
+            seed = 1000 * plan.seed + number
+            return read(problem, self.subject.image_shape, plan, seed=seed, checkpoint=checkpoint, clock=self.clock)
+
+        run = stages.tensors(path, find, _run)
+        checkpoint.unlink(missing_ok=True)
+        return run
+
+    def so_far(self, plan: Plan) -> Run | None:
+        """What the run that was stopped by the clock had come to."""
+        state = self.clock.stopped_at
+        if state is None:
+            return None
+        return _run(*candidates(self.problem(plan), state.x, state.multipliers, state.labels))
+
+    def problem_of(self, role: str, plan: Plan, public: PublicImages) -> Objective:
+        if role == "subject":
+            return self.problem(plan)
+        if role == "negative":
+            model = shuffled(self.subject, plan.method, seed=plan.seed)
+            return objective(model, self.subject.initial, plan).to(self.device)
+        model, initial = self.control(plan, public)
+        return objective(model, initial, plan).to(self.device)
+
+    def control(self, plan: Plan, public: PublicImages) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+        """The positive control, trained once."""
+
+        def find() -> tuple[dict[str, Tensor], dict[str, Any]]:
+            note("training the positive control")
+            fit = trained_control(self.subject, plan, public, self.device)
+            parts = {"final": fit.model.state_dict(), "initial": fit.initial}
+            named = {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}
+            return named, {"summary": fit.summary}
+
+        def read(tensors: dict[str, Tensor], facts: dict[str, Any]) -> tuple[torch.nn.Module, dict[str, Tensor]]:
+            parts: dict[str, dict[str, Tensor]] = {"final": {}, "initial": {}}
+            for key, t in tensors.items():
+                part, _, name = key.partition("/")
+                parts[part][name] = t
+            model = self.subject.fresh()
+            fit_into(model, parts["final"])
+            return model, parts["initial"]
+
+        return stages.tensors(self.folder.path / "control.safetensors", find, read)
+
+    # --- judging ---------------------------------------------------------------------------------
+
+    def positive_score(self, runs: list[Run], public: PublicImages) -> Score | None:
+        """Scored like any reconstruction of known images: the control's truth is public."""
+        if len(runs) < 2:
+            return None
+        found = agree(runs)
+        return score(found.images, public.images, held_out=public.held_out) if len(found) else None
+
+    def score(self, ranking: Ranking) -> Score | None:
+        if self.truth is None or not len(ranking):
+            return None
+        shown = ranking.images * self.truth.std
+        mean = torch.as_tensor(self.truth.mean).expand(self.subject.image_shape)
+        return score(shown, self.truth.images, held_out=self.truth.held_out, mean=mean)
+
+    def floor(self, plan: Plan) -> float | None:
+        if self.truth is None:
+            return None
+        truth = self.truth
+
+        def find() -> dict[str, float]:
+            problem = self.problem(plan)
+            labels = truth.labels_for(self.subject.outputs).to(self.device)
+            return {"floor": floor(problem, truth.seen, labels)}
+
+        return stages.facts(self.folder.path / "floor.json", find, lambda fields: float(fields["floor"]))
+
+    def report(self, found: Audit) -> Audit:
+        numbers = {name: getattr(found.ranking, name) for name in ("images", "probability", "agreement")}
+        save_tensors(self.folder.path / "ranking.safetensors", numbers, {"what": "candidates, the likeliest first"})
+        judged = {"verdict": found.verdict, "positive": found.positive, "score": found.score}
+        summary = {
+            name: None if part is None else asdict(getattr(part, "verdict", part)) for name, part in judged.items()
+        }
+        self.folder.write("audit.json", (json.dumps(summary | {"floor": found.floor}, indent=1) + "\n").encode())
+        self.folder.write("report.html", render_audit(found, self.truth, self.folder.path.name).encode())
+        return found
+
+
+def _run(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Run:
+    return Run(tensors["images"], tensors["contributions"], float(facts["loss"]))

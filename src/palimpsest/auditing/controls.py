@@ -1,0 +1,83 @@
+"""Controls: a network that holds nothing to read, and one of the same kind that is known to hold public images."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from palimpsest import datasets
+from palimpsest.auditing.plan import Plan
+from palimpsest.auditing.subject import Subject
+from palimpsest.objectives.base import parameters_of
+from palimpsest.training import Fit, LossName, train
+
+LOSSES: dict[str, LossName] = {"ntk": "squared", "kkt": "logistic", "multiclass": "cross_entropy"}
+
+
+def shuffled(subject: Subject, method: str, *, seed: int) -> nn.Module:
+    """The network with what it learnt in disorder: nothing can be read out of it.
+
+    Every tensor keeps its values, but not their places: those of the change from the initial weights where these are
+    known, else those of the weights themselves.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    model, initial = copy.deepcopy(subject.model), subject.initial if method == "ntk" else None
+    with torch.no_grad():
+        for name, θ in model.named_parameters():
+            start = torch.zeros_like(θ) if initial is None else initial[name].to(θ)
+            learnt = (θ - start).flatten()
+            θ.copy_(start + learnt[torch.randperm(len(learnt), generator=generator)].view_as(θ))
+    return model
+
+
+@dataclass(frozen=True)
+class PublicImages:
+    """Images that anyone may look at, in the shape of the audited network's, centred as it is usual."""
+
+    images: Tensor
+    labels: Tensor
+    held_out: Tensor
+
+
+def public_images(count: int, image_shape: tuple[int, ...], outputs: int, *, seed: int) -> PublicImages:
+    """Faces and other pictures, or digits where those are too few or too large, resized; and others held out.
+
+    Labels are ±1 for one output; for several they are dealt out in turn, since no public set has any number of classes.
+    """
+    per_class, small = (count + 1) // 2, min(image_shape[1:]) < 16
+    name = "digits" if small or per_class > 50 else "faces"
+    data = datasets.load(name, per_class=per_class, held_out_per_class=max(20, per_class), seed=seed, task="binary")
+    order = torch.arange(len(data.train)).view(2, -1).T.flatten()[:count]  # sides in turn
+    both = [_resized(data.centred(part.images), image_shape) for part in (data.train, data.held_out)]
+    labels = data.train.labels[order] if outputs == 1 else torch.arange(count) % outputs
+    return PublicImages(both[0][order], labels, both[1])
+
+
+def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
+    channels, height, width = image_shape
+    sized = F.interpolate(images, size=(height, width), mode="bilinear", antialias=True, align_corners=False)
+    return sized.expand(-1, channels, -1, -1).contiguous()
+
+
+def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Fit:
+    """A network of the same kind trained on public images.
+
+    It starts where the audited network did if that is known, and normalises as that does, so that it differs in nothing
+    but the images.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(plan.seed)
+        model = subject.fresh()
+    statistics = {name: value for name, value in subject.model.state_dict().items() if name not in parameters_of(model)}
+    start = {} if plan.method != "ntk" else dict(subject.initial or {})
+    model.load_state_dict(model.state_dict() | start | statistics)
+    decayed = plan.method == "kkt-signed"
+    loss = LOSSES.get(plan.method, "squared")
+    model = model.to(device)
+    return train(
+        model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=1e-3 if decayed else 0.0
+    )

@@ -1,0 +1,42 @@
+"""The floor at the truth: how much of the target the training images leave unexplained with their best multipliers.
+
+    min_λ Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖² / Σ_p w_p ‖T_p‖²,     λ ≥ 0 where the method demands it.
+
+Near 0 the method's assumption holds for this network; near 1 its weights are no such sum, and what is read out of them
+by this method is not the training set.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from palimpsest.objectives import Objective
+
+ITERATIONS = 200
+
+
+def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) -> float:
+    """The relative loss of the training images (as the network sees them) under their best multipliers.
+
+    L is a quadratic in λ, so projected gradient descent with the steps of Barzilai and Borwein ends in few iterations.
+    """
+    x = images.to(objective.device, objective.dtype)
+    λ = torch.zeros(len(x), *objective.multiplier_shape(x)).to(x)
+    L, _, gradient = objective.loss_and_gradients(x, λ, labels)
+    T2 = best = float(L)
+    # The first step is exact along the gradient: L is a parabola there, known by its values at two points.
+    ahead = float(objective.loss(x, λ - gradient, labels))
+    slope = float(gradient.square().sum())
+    step = slope / max(2 * (ahead - T2 + slope), 1e-300)
+    for _ in range(ITERATIONS):
+        new = λ - step * gradient
+        new = new if objective.signed else new.clamp_min(0)
+        L, _, new_gradient = objective.loss_and_gradients(x, new, labels)
+        moved, turned = new - λ, new_gradient - gradient
+        curvature = float((moved * turned).sum())
+        if curvature <= 0 or not float(L) < float("inf"):
+            break
+        best = min(best, float(L))
+        step, λ, gradient = float(moved.square().sum()) / curvature, new, new_gradient
+    return best / T2

@@ -1,0 +1,105 @@
+"""How much noise must be added to weights before they are published, so that nothing can be read out of them?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.auditing.truth import Truth
+from palimpsest.objectives import NTK
+from palimpsest.reconstruction import reconstruct
+from palimpsest.scoring import score
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """What could be read at one level of noise: the verdict's count, the mean SSIM, and the accuracy that was left."""
+
+    level: float
+    recovered: int
+    ssim: float
+    accuracy: float
+
+
+def noisy(
+    final: Mapping[str, Tensor], initial: Mapping[str, Tensor], level: float, *, seed: int = 0
+) -> dict[str, Tensor]:
+    """θ + level · rms(θ_p − θ_{0,p}) · N(0, 1) for each tensor p: noise in units of what training changed.
+
+    >>> final, initial = {"w": torch.ones(2000)}, {"w": torch.zeros(2000)}
+    >>> round(float((noisy(final, initial, 0.5)["w"] - 1).std()), 1)
+    0.5
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def disturbed(name: str, θ: Tensor) -> Tensor:
+        if not θ.is_floating_point():
+            return θ.clone()
+        size = (θ - initial[name].to(θ)).square().mean().sqrt()
+        return θ + level * size * torch.randn(θ.shape, generator=generator).to(θ)
+
+    return {name: disturbed(name, θ) for name, θ in final.items()}
+
+
+def recovery_under_noise(
+    model: nn.Module,
+    initial: Mapping[str, Tensor],
+    truth: Truth,
+    *,
+    levels: Sequence[float] = (0.0, 0.1, 0.3, 1.0),
+    candidates: int | None = None,
+    steps: int = 1500,
+    seed: int = 0,
+    **settings: Any,
+) -> list[Recovery]:
+    """Read a network's weights (NTK method) after adding more and more noise, and score each time against the truth.
+
+    Args:
+        model: the trained network, with one output; it stays as it is.
+        initial: its weights before training.
+        truth: training and held-out images.
+        levels: of the noise, relative to what training changed in each tensor.
+        candidates, steps, **settings: see :func:`palimpsest.reconstruct`; twice as many candidates as images.
+    """
+    final = {name: θ.detach().clone() for name, θ in model.state_dict().items()}
+    found = []
+    try:
+        for level in levels:
+            model.load_state_dict(noisy(final, initial, level, seed=seed))
+            found.append(
+                _recovery(model, initial, truth, level, candidates or 2 * len(truth.images), steps, seed, settings)
+            )
+    finally:
+        model.load_state_dict(final)
+    return found
+
+
+def _recovery(
+    model: nn.Module,
+    initial: Mapping[str, Tensor],
+    truth: Truth,
+    level: float,
+    candidates: int,
+    steps: int,
+    seed: int,
+    settings: Mapping[str, Any],
+) -> Recovery:
+    shape = tuple(truth.images.shape[1:])
+    rec = reconstruct(
+        NTK(model, initial, weights="auto"),
+        image_shape=shape,
+        candidates=candidates,
+        steps=steps,
+        seed=seed,
+        **settings,
+    )
+    mean = torch.as_tensor(truth.mean).expand(shape)
+    result = score(rec.images.cpu() * truth.std, truth.images, held_out=truth.held_out, mean=mean)
+    with torch.no_grad():
+        outputs = model(truth.seen.to(rec.images)).flatten().cpu()
+    accuracy = float((outputs * truth.labels_for(1) > 0).double().mean())
+    return Recovery(level, result.verdict.recovered, float(result.ssim.mean()), accuracy)

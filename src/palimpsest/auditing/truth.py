@@ -1,0 +1,75 @@
+"""The training images, if the auditor has them: to score what was read, and to test the method's assumption."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palimpsest.datasets import arrays, folder
+from palimpsest.datasets.base import Source
+from palimpsest.errors import DataError, InvalidInputError
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Training images (n, C, H, W) in [0, 1], their classes 0…, and others that were held out.
+
+    The network saw (images − mean) / std.
+    """
+
+    images: Tensor
+    labels: Tensor
+    held_out: Tensor | None = None
+    mean: Tensor | float = 0.0
+    std: Tensor | float = 1.0
+
+    @property
+    def seen(self) -> Tensor:
+        """The training images as the network saw them."""
+        return (self.images - self.mean) / self.std
+
+    def labels_for(self, outputs: int) -> Tensor:
+        """±1 for one output, classes for several."""
+        return 2 * (self.labels > 0).long() - 1 if outputs == 1 else self.labels
+
+
+def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:
+    """Read all images of a folder with one sub-folder per class, or of an .npz file; the same for those held out."""
+    source = _source(images, image_shape)
+    other = None if held_out is None else _unit(_source(held_out, image_shape).images)
+    labels = torch.from_numpy(source.labels.astype(np.int64))
+    return Truth(_unit(source.images), labels, other, numbers(mean, image_shape), numbers(std, image_shape))
+
+
+def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
+    """One number, one for each channel (0.5,0.4,0.4), or an image of them in an .npy file, as a (C, H, W) tensor."""
+    try:
+        if text.endswith(".npy"):
+            values = torch.from_numpy(np.load(text, allow_pickle=False)).float()
+        else:
+            values = torch.tensor([float(part) for part in text.split(",")]).view(-1, 1, 1)
+        return values.expand(image_shape).clone()
+    except (ValueError, OSError, RuntimeError, TypeError) as error:
+        raise InvalidInputError(
+            f"{text!r} is no mean or deviation of {image_shape} images; give a number, one per channel, or an .npy file"
+        ) from error
+
+
+def _source(name: str, image_shape: tuple[int, ...]) -> Source:
+    path = Path(name).expanduser()
+    if not path.exists():
+        raise DataError(f"there is no {name}; give a folder with a sub-folder of images per class, or an .npz file")
+    source = folder.read(path) if path.is_dir() else arrays.read(path)
+    if source.images.shape[1:] != image_shape:
+        has = source.images.shape[1:]
+        raise DataError(f"the images of {name} are {has} but the network sees {image_shape}; resize them")
+    return source
+
+
+def _unit(images: np.ndarray) -> Tensor:
+    scale = 255 if images.dtype == np.uint8 else 1
+    return torch.from_numpy(images.astype(np.float32) / np.float32(scale))

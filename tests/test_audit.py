@@ -1,0 +1,440 @@
+"""Auditing networks that were trained by somebody else's script: verdicts, controls, resuming and refusals."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import outsider
+import palimpsest as pal
+from killing import killed, prepared
+from palimpsest.auditing import agreement, controls, plan, ranking, verdict
+from palimpsest.auditing.floor import floor
+from palimpsest.auditing.preflight import preflight
+from palimpsest.auditing.subject import factory, subject
+from palimpsest.cli import main
+from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
+from palimpsest.runs import RunFolder
+from palimpsest.scoring import Outcome
+from synthetic import exact_problem
+
+TESTS = Path(__file__).parent
+SHAPE = (1, 8, 8)
+QUICK = {"samples": 4, "steps": 150, "restarts": 2, "tangents": 1, "control_steps": 400}
+
+
+@pytest.fixture(scope="module")
+def digits() -> pal.datasets.DataSet:
+    return pal.datasets.load("digits", per_class=2, held_out_per_class=20, seed=0)
+
+
+def trained(make, data, **options):
+    """(initial, final) weights of an outsider's network."""
+    torch.manual_seed(0)
+    model = make()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    outsider.train(model, data.train.images - 0.5, data.train.labels.float(), **options)
+    return initial, model.state_dict()
+
+
+def truth(data) -> pal.auditing.Truth:
+    labels = (data.train.labels > 0).long()
+    return pal.auditing.Truth(data.train.images, labels, data.held_out.images, mean=torch.full(SHAPE, 0.5))
+
+
+# --- the verdict, end to end ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "tangents"), [("convolutional", 2), ("residual", 1)])
+def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, digits, tmp_path):
+    initial, final = trained(getattr(outsider, kind), digits)
+    torch.save(final, tmp_path / "final.pt")
+    torch.save(initial, tmp_path / "start.pt")
+    found = pal.audit(
+        f"{TESTS / 'outsider.py'}:{kind}",
+        tmp_path / "final.pt",
+        initial=tmp_path / "start.pt",
+        image_shape=SHAPE,
+        out=tmp_path / "audit",
+        truth=truth(digits),
+        **QUICK | {"tangents": tangents},
+    )
+    assert found.verdict.outcome is Outcome.LEAKAGE
+    assert found.verdict.readable
+    assert found.score.verdict.outcome is Outcome.LEAKAGE
+    assert found.floor < 0.5
+    assert found.negative.probability.max() < verdict.LIKELY
+    page = found.report.read_text()
+    assert found.score.verdict.sentence in page
+    assert "Positive control" in page
+    assert json.loads((tmp_path / "audit" / "audit.json").read_text())["verdict"]["outcome"] == "leakage"
+    saved, _ = pal.storage.load_tensors(tmp_path / "audit" / "ranking.safetensors")
+    assert torch.equal(saved["images"], found.ranking.images)
+
+
+def test_a_network_whose_change_is_noise_gives_no_evidence(digits, tmp_path):
+    initial, final = trained(outsider.convolutional, digits)
+    noisy = {name: final[name] + 3 * (final[name] - initial[name]).std(unbiased=False) * torch.randn_like(final[name])
+             for name in final}  # fmt: skip
+    found = pal.audit(
+        outsider.convolutional, noisy, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", **QUICK
+    )
+    assert found.verdict.outcome is Outcome.NO_EVIDENCE
+    assert found.verdict.readable
+    assert found.score is None
+    assert "does read a network of this kind" in found.report.read_text()
+
+
+@pytest.mark.parametrize("knows_start", [True, False])
+def test_untrained_networks_give_no_evidence(knows_start, tmp_path):
+    torch.manual_seed(0)
+    first, second = (outsider.convolutional().state_dict() for _ in range(2))
+    options = QUICK | {"steps": 60, "controls": False}
+    found = pal.audit(
+        outsider.convolutional,
+        first,
+        initial=second if knows_start else None,
+        image_shape=SHAPE,
+        out=tmp_path / "audit",
+        **options,
+    )
+    assert found.preflight.related is (False if knows_start else None)
+    assert found.plan.method == "kkt"
+    assert found.verdict.outcome is Outcome.NO_EVIDENCE
+    assert "no such control was made" in found.verdict.sentence
+
+
+# --- reliability ---------------------------------------------------------------------------------
+
+
+def test_killed_audits_resume_to_the_same_report(tmp_path):
+    arguments = prepared(tmp_path)
+    reports = []
+    for name, kills in (("whole", 0), ("torn", 2)):
+        out = tmp_path / name / "audit"
+        assert killed(arguments, out, kills, longest=6.0) == kills
+        reports.append((out / "report.html").read_bytes())
+        assert not list(out.rglob("*.checkpoint"))
+    assert reports[0] == reports[1]
+
+
+def tiny(out, **options):
+    torch.manual_seed(0)
+    model = pal.networks.MLP(SHAPE, hidden=(20,))
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    data = pal.datasets.load("digits", per_class=2, seed=0)
+    fit = pal.train(model, data.train.images - 0.5, data.train.labels, steps=100)
+    quick = {"candidates": 4, "steps": 20, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
+    return pal.audit(
+        lambda: pal.networks.MLP(SHAPE, hidden=(20,)),
+        fit.model.state_dict(),
+        initial=initial,
+        image_shape=SHAPE,
+        out=out,
+        **quick | options,
+    )
+
+
+@pytest.mark.parametrize("method", [None, "kkt-signed", "multiclass"])
+def test_networks_with_several_outputs_are_audited_too(method, tmp_path):
+    torch.manual_seed(0)
+
+    def classes():
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.ReLU(), nn.Linear(12, 3))
+
+    initial = classes().state_dict()
+    final = {name: t + 0.1 * torch.randn_like(t) for name, t in initial.items()}
+    few = {"samples": 5, "steps": 10, "restarts": 2, "tangents": 2, "control_steps": 5}
+    found = pal.audit(classes, final, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", method=method, **few)
+    assert found.plan.method == (method or "ntk")
+    assert found.plan.control_images == 5
+    assert found.verdict.outcome is Outcome.NO_EVIDENCE
+
+
+def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_path):
+    out = tmp_path / "audit"
+    stopped = tiny(out, minutes=1e-3)
+    assert stopped.verdict.outcome is Outcome.UNCALIBRATED
+    assert "more --minutes" in stopped.report.read_text()
+    assert tiny(out).verdict.outcome is not Outcome.UNCALIBRATED
+    assert tiny(out).report.read_bytes() == tiny(tmp_path / "fresh" / "audit").report.read_bytes()
+
+
+def test_a_folder_holds_one_audit_by_one_process(tmp_path):
+    out = tmp_path / "audit"
+    tiny(out)
+    with pytest.raises(PalimpsestError, match="holds another run"):
+        tiny(out, seed=1)
+    hold = "with RunFolder(sys.argv[1]).locked(): print('held', flush=True); input()"
+    code = f"import sys\nfrom palimpsest.runs import RunFolder\n{hold}"
+    other = subprocess.Popen(
+        [sys.executable, "-c", code, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert other.stdout.readline() == "held\n"
+    with pytest.raises(PalimpsestError, match="in use by another run"):
+        tiny(out)
+    other.communicate("\n")
+
+
+def test_leftovers_of_a_killed_write_are_nobodys_work(tmp_path):
+    (tmp_path / ".config.json.x1y2.part").write_bytes(b"half")
+    with RunFolder(tmp_path).locked(create=True):
+        pass
+
+
+# --- the pieces ----------------------------------------------------------------------------------
+
+
+def mlp():
+    return pal.networks.MLP(SHAPE, hidden=(60, 60))
+
+
+def fitted_mlp(**options):
+    data = pal.datasets.load("digits", per_class=4, seed=1)
+    torch.manual_seed(0)
+    model = mlp()
+    fit = pal.train(model, data.train.images - 0.5, data.train.labels, **options)
+    return subject(mlp, fit.model.state_dict(), initial=fit.initial, image_shape=SHAPE)
+
+
+def test_the_preflight_counts_images_and_tells_the_start():
+    found = preflight(fitted_mlp())
+    assert found.related
+    assert found.samples == 8
+    assert found.bound <= 8
+    assert found.method == "ntk"
+    assert 0 < found.moved < 1
+
+
+def test_a_start_that_is_not_ones_own_is_noticed():
+    ours = fitted_mlp(steps=20)
+    torch.manual_seed(99)
+    stranger = replace(ours, initial=mlp().state_dict())
+    assert preflight(stranger).related is False
+    assert preflight(stranger).method == "kkt"
+    same = replace(ours, initial=ours.model.state_dict())
+    assert preflight(same).why.startswith("the weights never moved")
+
+
+def test_an_untrained_first_layer_has_nothing_beyond_its_noise():
+    torch.manual_seed(0)
+    plain = subject(mlp, mlp().state_dict(), image_shape=SHAPE)
+    assert preflight(plain).beyond_noise == 0
+    assert preflight(plain).bound == 0
+
+
+def test_methods_follow_outputs_and_weight_decay():
+    def classes():
+        return pal.networks.MLP(SHAPE, hidden=(20,), outputs=3)
+
+    several = subject(classes, classes().state_dict(), image_shape=SHAPE)
+    assert preflight(several).method == "multiclass"
+    assert preflight(several, weight_decay=True).method == "kkt-signed"
+    assert preflight(several, method="kkt-signed").why == "as asked for"
+
+
+@pytest.mark.parametrize("seconds", [30.0, 180.0, 3600.0])
+@pytest.mark.parametrize("rate", [5.0, 60.0, 2000.0])
+def test_plans_fit_into_the_time_there_is(seconds, rate):
+    found = preflight(fitted_mlp(steps=20))
+    wishes = plan.Wishes()
+    made = plan.fitted(plan.draft(found, wishes, seed=0), wishes, seconds=seconds, rate=rate, training_rate=100.0,
+                       controls=True)  # fmt: skip
+    spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
+    assert spent <= seconds or made.steps == plan.LEAST
+    assert plan.Plan.from_json(made.to_json()) == made
+    assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
+
+
+def test_wishes_replace_what_would_be_chosen():
+    found = preflight(fitted_mlp(steps=20))
+    wishes = plan.Wishes(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)
+    made = plan.fitted(
+        plan.draft(found, wishes, seed=0), wishes, seconds=1.0, rate=1.0, training_rate=1.0, controls=True
+    )
+    assert (made.candidates, made.steps, made.restarts, len(made.at), made.total_variation) == (7, 33, 5, 2, 0.0)
+    assert made.control_steps == 9
+    with pytest.raises(InvalidInputError, match="restarts is 1; give at least 2"):
+        plan.Wishes(restarts=1)
+
+
+def noise(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_restarts_share_is_merged_and_ranked_first():
+    faces = noise(2, *SHAPE, seed=0)
+    runs = [
+        agreement.Run(torch.cat([noise(3, *SHAPE, seed=s), faces + 0.1 * noise(2, *SHAPE, seed=s + 9), faces]),
+                      torch.ones(7), 0.1)
+        for s in (1, 2, 3)
+    ]  # fmt: skip
+    found = agreement.agree(runs)
+    assert len(found) == 2 + 9
+    assert (found.agreement[:2] > 0.99).all()
+    assert (found.agreement[2:] < 0.6).all()
+    ranked = ranking.rank(found)
+    assert (ranked.probability.diff() <= 0).all()
+    assert {tuple(image.flatten().tolist()) for image in ranked.images[:2]} == {
+        tuple(f.flatten().tolist()) for f in faces
+    }
+
+
+def test_candidates_that_contribute_nothing_do_not_count():
+    same = noise(4, *SHAPE, seed=0)
+    runs = [agreement.Run(same, torch.full((4,), 1e-9), 1.0) for _ in range(2)]
+    nothing = ranking.rank(agreement.agree(runs))
+    assert len(nothing) == 0
+    assert verdict.judge(nothing, nothing, None).outcome is Outcome.NO_EVIDENCE
+
+
+def ranked(*probabilities, explained):
+    n, p = len(probabilities), torch.tensor(probabilities).double()
+    return ranking.Ranking(torch.zeros(n, *SHAPE), p, torch.ones(n), explained)
+
+
+def test_a_claim_takes_a_likely_candidate_beyond_the_negative_control():
+    strong = ranked(0.95, 0.6, 0.1, explained=0.9)
+
+    def judged(found, negative):
+        return verdict.judge(found, negative, True)
+
+    assert judged(strong, ranked(0.2, explained=0.1)).outcome is Outcome.LEAKAGE
+    assert judged(strong, ranked(0.2, explained=0.1)).likely == 2
+    assert judged(strong, ranked(0.7, explained=0.1)).likely == 1
+    assert judged(strong, ranked(0.96, explained=0.1)).outcome is Outcome.NO_EVIDENCE
+    assert judged(strong, ranked(0.2, explained=0.88)).outcome is Outcome.NO_EVIDENCE
+    assert judged(ranked(0.7, explained=0.9), ranked(0.2, explained=0.1)).outcome is Outcome.NO_EVIDENCE
+    assert judged(strong, None).outcome is Outcome.UNCALIBRATED
+
+
+def test_the_floor_is_zero_at_the_truth_and_high_elsewhere():
+    objective, x, _ = exact_problem(0, n=3)
+    assert floor(objective, x) < 1e-6
+    assert floor(objective, torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))) > 0.1
+
+
+def test_the_floor_keeps_multipliers_of_margin_methods_at_or_above_zero():
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP(6, (20,)).double(), sharpness=5.0)
+    x, λ, y = torch.randn(3, 6).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.tensor([1, -1, 1])
+    objective.target = objective.represent(x, λ, y)
+    assert floor(objective, x, y) < 1e-6
+    objective.target = objective.represent(x, -λ, y)
+    assert floor(objective, x, y) == pytest.approx(1.0, abs=0.05)
+
+
+def test_shuffling_keeps_values_and_loses_places():
+    ours = fitted_mlp(steps=20)
+    lost = dict(controls.shuffled(ours, "ntk", seed=0).named_parameters())
+    for name, θ in ours.model.named_parameters():
+        learnt, disorder = θ - ours.initial[name], lost[name] - ours.initial[name]
+        assert torch.allclose(learnt.flatten().sort().values, disorder.flatten().sort().values, atol=1e-6)
+    assert not torch.equal(ours.model.layers[0].weight, controls.shuffled(ours, "kkt", seed=0).layers[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "outputs"), [((1, 8, 8), 6, 1), ((3, 32, 32), 10, 4), ((1, 20, 16), 150, 10)]
+)
+def test_public_images_take_any_shape(shape, count, outputs):
+    public = controls.public_images(count, shape, outputs, seed=0)
+    assert public.images.shape == (count, *shape)
+    assert public.held_out.shape[1:] == shape
+    assert set(public.labels.tolist()) == ({-1, 1} if outputs == 1 else set(range(outputs)))
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("raise RuntimeError('boom\\nmore')", "importing .* failed with RuntimeError: boom; run it"),
+        ("import nothing_of_this_name", "ModuleNotFoundError"),
+        ("def make(:", "SyntaxError"),
+        ("import sys; sys.exit(3)", "SystemExit"),
+        ("other = 1", "has no function make"),
+    ],
+)
+def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(code, reason, tmp_path):
+    path = tmp_path / "broken_network.py"
+    path.write_text(code)
+    with pytest.raises(InvalidInputError, match=reason) as told:
+        factory(f"{path}:make")
+    assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize("name", ["nowhere.py:make", "no.such.package:make", "make", "module:", ":make", "a:b c"])
+def test_names_that_lead_nowhere_are_refused(name):
+    with pytest.raises(InvalidInputError):
+        factory(name)
+
+
+def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
+    (tmp_path / "their_models.py").write_text("import torch\ndef make(): return torch.nn.Linear(3, 1)\n")
+    monkeypatch.chdir(tmp_path)
+    assert isinstance(factory("their_models:make")(), nn.Linear)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: 1 / 0, "ZeroDivisionError"),
+        (lambda wide: None, "without arguments"),
+        (lambda: "a network", "returned a str"),
+    ],
+)
+def test_factories_that_fail_are_told_in_one_sentence(make, reason):
+    with pytest.raises(InvalidInputError, match=reason):
+        subject(make, {}, image_shape=SHAPE)
+
+
+def test_layers_that_cannot_be_handled_are_named():
+    class Stepped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.gate = nn.Hardswish()
+            self.head = nn.Linear(64, 1)
+
+        def forward(self, x):
+            return self.head(self.gate(x.flatten(1)))
+
+    with pytest.raises(UnsupportedNetworkError, match=r"gate.*hardswish"):
+        subject(Stepped, Stepped().state_dict(), image_shape=SHAPE)
+    with pytest.raises(InvalidInputError, match="does not take images of shape 1,9,9"):
+        subject(mlp, mlp().state_dict(), image_shape=(1, 9, 9))
+    with pytest.raises(InvalidInputError, match="such as 1,28,28"):
+        subject(mlp, mlp().state_dict(), image_shape=(8, 8))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"--shape": "eight"}, "channels, height and width"),
+        ({"--weights": "missing.pt"}, "missing.pt"),
+        ({"--network": "nowhere.py:make"}, "nowhere.py"),
+        ({"--minutes": "0"}, "minutes is 0.0"),
+        ({"--seed": "-1"}, "not negative"),
+        ({"--method": "ntk"}, "needs the weights before training"),
+        ({"--method": "multiclass"}, "one output per class"),
+        ({"--mean": "grey", "--data": "digits.npz"}, "no mean or deviation"),
+        ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
+    ],
+)
+def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.save(outsider.convolutional().state_dict(), "final.pt")
+    np.savez("digits.npz", images=np.zeros((4, 8, 8)), labels=np.arange(4) % 2)
+    arguments = {"--out": "audit", "--network": f"{TESTS / 'outsider.py'}:convolutional", "--weights": "final.pt"}
+    arguments |= {"--shape": "1,8,8"} | change
+    assert main(["audit", *(word for item in arguments.items() for word in item)]) == 2
+    complaint = capsys.readouterr().err
+    assert reason in complaint
+    assert complaint.count("\n") == 1
+    assert not Path("audit").exists()
