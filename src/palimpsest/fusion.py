@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+MOST_VARIANTS = 1000  # of a function, by types and options of its arguments; a long session may see many
 _fusing = False
 
 
@@ -39,7 +40,10 @@ class fusible:  # noqa: N801 - a decorator
         return torch.compile(self.plain, dynamic=True, fullgraph=True)
 
     def __call__(self, *arguments: Any) -> Any:
-        return self.compiled(*arguments) if _fusing else self.plain(*arguments)
+        if not _fusing:
+            return self.plain(*arguments)
+        with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
+            return self.compiled(*arguments)
 
 
 @contextmanager

@@ -26,6 +26,11 @@ class Prior(ABC):
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         """The penalty, differentiable in both arguments."""
 
+    @property
+    def closed_form(self) -> bool:
+        """Whether its gradients are written out, so that they may be compiled."""
+        return type(self).gradients is not Prior.gradients
+
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
         """(∂/∂images, ∂/∂multipliers): by autograd, unless a prior knows better."""
         x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
@@ -55,6 +60,10 @@ class Sum(Prior):
             return torch.zeros_like(images), torch.zeros_like(multipliers)
         dx, dλ = (functools.reduce(torch.add, terms) for terms in zip(*parts, strict=True))
         return dx, dλ
+
+    @property
+    def closed_form(self) -> bool:
+        return all(prior.closed_form for prior in self.priors)
 
 
 @dataclass(frozen=True, kw_only=True)

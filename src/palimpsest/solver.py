@@ -157,7 +157,7 @@ class Solver:
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
         digest = hashlib.sha256()
-        for part in (self.settings, self.where, *self.objective.identity()):
+        for part in (self.settings, self.where, self._own_sharpness, *self.objective.identity()):
             _feed(digest, part)
         return digest.hexdigest()
 
@@ -188,8 +188,9 @@ class Solver:
         if watch:
             penalty = strength * self.prior.value(self.where.images(x), λ / unit)
             watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
-        step = (self.prior, self.settings.optimiser, self.where, objective.signed)
-        _update(*step, x, λ, unit, (λ_grad_g, g), self._T2, _moments(tensors), strength, others)
+        penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
+        step = (self.settings.optimiser, self.where.unit, objective.signed, x, λ, unit)
+        _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)
         return watched
 
     def _executor(self, state: State) -> Executor:
@@ -343,16 +344,23 @@ def _geometric(start: float, end: float, t: float) -> float:
 
 
 @fusible
+def _penalties(prior: Prior, where: Parametrisation, x: Tensor, λ: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """The gradients of the priors, in the candidates' coordinates and in the multipliers."""
+    px, pλ = prior.gradients(where.images(x), λ / unit)
+    return where.pulled_back(px), pλ / unit
+
+
+@fusible
 def _update(
-    prior: Prior,
     optimiser: Optimiser,
-    where: Parametrisation,
+    x_unit: float,
     signed: bool,
     x: Tensor,
     λ: Tensor,
     unit: Tensor,
     pulls: tuple[Tensor, Tensor],
     T2: Tensor,
+    penalties: tuple[Tensor, Tensor],
     moments: dict[str, Moments],
     strength: Tensor,
     pace: Sequence[Tensor],
@@ -362,11 +370,10 @@ def _update(
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
     unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
     """
-    px, pλ = prior.gradients(where.images(x), λ / unit)
     rate, *others = pace
     for of, value, pull, penalty, scale in (
-        ("x", x, pulls[0], where.pulled_back(px), where.unit),
-        ("multipliers", λ, pulls[1], pλ / unit, unit / PIXEL),
+        ("x", x, pulls[0], penalties[0], x_unit),
+        ("multipliers", λ, pulls[1], penalties[1], unit / PIXEL),
     ):
         gradient = torch.addcmul(pull * (-2 * scale / T2), penalty, strength * scale)
         optimiser.update_(value, gradient, moments[of], (rate * scale, *others))

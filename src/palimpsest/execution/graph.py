@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
+from palimpsest.errors import UnsupportedNetworkError
 from palimpsest.execution.eager import Program, Tensors
 
 ROWS = 4096  # of the schedule on the device
+CAPTURE = "waits for the host as it computes, which a CUDA graph cannot; use the execution mode eager"
 WARM_UP = 2  # runs before capturing: libraries initialise themselves, kernels are compiled
 
 
@@ -27,7 +29,7 @@ class Graph:
         self._results: dict[str, Tensors] = {}
 
     def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
-        if _shapes(tensors) != _shapes(self._buffers):
+        if not self._graphs or _shapes(tensors) != _shapes(self._buffers):
             self._capture(tensors, paces)
         _copy(tensors, self._buffers)
         results = []
@@ -53,11 +55,15 @@ class Graph:
             for name in WARM_UP * list(self._programs):
                 self._once(name)
         torch.cuda.current_stream(paces.device).wait_stream(stream)
-        pool = torch.cuda.graph_pool_handle()
+        pool, graphs = torch.cuda.graph_pool_handle(), {}
         for name in self._programs:
-            self._graphs[name] = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graphs[name], pool=pool):
-                self._results[name] = self._once(name)
+            graphs[name] = torch.cuda.CUDAGraph()
+            try:
+                with torch.cuda.graph(graphs[name], pool=pool):
+                    self._results[name] = self._once(name)
+            except RuntimeError as error:
+                raise UnsupportedNetworkError("", CAPTURE) from error
+        self._graphs = graphs
 
     def _once(self, name: str) -> Tensors:
         pace = self._paces.index_select(0, self._next)[0]

@@ -285,7 +285,7 @@ class Objective(ABC):
 
     def identity(self) -> list[object]:
         """Everything that tells this problem from another, for whoever saves a state of it."""
-        kind = [type(self), self.signed, type(self.label_kind), self.sharpness, self._several_tangents]
+        kind = [type(self), self.signed, type(self.label_kind), self._several_tangents]
         return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
 
     def _refuse_unusable_weights(self, model: nn.Module) -> None:

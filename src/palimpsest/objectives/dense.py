@@ -17,6 +17,8 @@ A network of any make is recognised by what it computes, not by its class; see :
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,41 +45,34 @@ class Layer:
 def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     """The layers of a network that is x ↦ W_L σ(… σ(W_1 x + b_1) …) + b_L with ReLUs σ, or None for any other.
 
-    With its ReLUs smoothed such a network is analytic, so that what holds for a few random inputs holds for all.
+    With its ReLUs smoothed such a network is analytic, so that what holds for a few random inputs holds for all. They
+    are tried in float64: what is not the same is then not nearly the same either.
     """
+    network = copy.deepcopy(network).double().requires_grad_(False)
     calls: list[tuple[str, Tensor, Tensor]] = []
-    hooks = [
-        module.register_forward_hook(lambda m, args, output, name=name: calls.append((name, args[0], output)))
-        for name, module in network.named_modules()
-        if isinstance(module, nn.Linear)
-    ]
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Linear):
+            module.register_forward_hook(lambda m, args, output, name=name: calls.append((name, args[0], output)))
     generator, β = torch.Generator().manual_seed(0), 3.0
-    probe = torch.randn(4, *x.shape[1:], generator=generator, dtype=torch.float64).to(x)
-    try:
-        with torch.no_grad(), Smoothed(β):
-            outputs = network(probe)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    if not calls:
-        return None
-    fed = [probe.flatten(1), *(softplus(output, β) for _, _, output in calls[:-1]), outputs.reshape(len(probe), -1)]
-    seen = [*(given for _, given, _ in calls), calls[-1][2]]
-    names = [name for name, _, _ in calls]
+    probe = torch.randn(4, *x.shape[1:], generator=generator, dtype=torch.float64).to(x.device)
+    with torch.no_grad(), Smoothed(β):
+        outputs = network(probe).reshape(len(probe), -1)
     parameters = dict(network.named_parameters())
-    layers = tuple(Layer(f"{n}.weight".lstrip("."), _bias(f"{n}.bias".lstrip("."), parameters)) for n in names)
-    plain = len(set(names)) == len(names) and all(layer.weight in parameters for layer in layers)
-    tolerance = 1e4 * torch.finfo(probe.dtype).eps
-    alike = all(
-        a.shape == b.shape and torch.allclose(a, b, rtol=tolerance, atol=tolerance)
-        for a, b in zip(fed, seen, strict=True)
-    )
-    accounted = {name for layer in layers for name in (layer.weight, layer.bias) if name}
-    return layers if plain and alike and accounted == set(parameters) else None
+    names = [(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")) for name, _, _ in calls]
+    layers = tuple(Layer(weight, bias if bias in parameters else None) for weight, bias in names)
+    accounted = [name for layer in layers for name in (layer.weight, layer.bias) if name]
+    if not calls or sorted(accounted) != sorted(parameters):  # a layer used twice, a weight shared or of another kind
+        return None
+    h, as_expected = probe.flatten(1), True
+    for layer, (_, given, returned) in zip(layers, calls, strict=True):
+        z = _affine(h, layer, parameters)
+        as_expected &= _same(given, h) and _same(returned, z)
+        h = softplus(z, β)
+    return layers if as_expected and _same(outputs, z) else None
 
 
-def _bias(name: str, parameters: Mapping[str, Tensor]) -> str | None:
-    return name if name in parameters else None
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=1e-10 * float(b.abs().max()))
 
 
 @dataclass
@@ -110,7 +105,7 @@ def linearise(
     """
     L = len(layers)
     passes = [_forward_and_back(layers, θ, λ, scalar, x, β) for θ, λ in nodes]
-    first_δ = passes[0].δ[1] if len(passes) == 1 else torch.stack([p.δ[1] for p in passes]).sum(0)
+    first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
     v = {}
     for j, layer in enumerate(layers, start=1):
         terms = [(first_δ, x)] if j == 1 else [(p.δ[j], p.h[j - 1]) for p in passes]
