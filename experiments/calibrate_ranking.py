@@ -231,11 +231,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path, help="where MNIST and CIFAR-10 files are")
     parser.add_argument("--seeds", type=int, nargs="*", help="only these, for several processes on one folder")
+    parser.add_argument("--judge", type=Path, help="judge what --out holds by the shipped map, into this file")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--tangents", type=int, choices=(1, 2), default=1)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    if options.judge:
+        return judge(options)
     for model in models(options.which):
         if options.seeds and model.seed not in options.seeds:
             continue
@@ -248,6 +251,15 @@ def main() -> None:
                   f" {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
     results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
     summarise(results, options)
+
+
+def judge(options: argparse.Namespace) -> None:
+    """How the shipped map does on networks it was not fitted on."""
+    results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
+    shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
+    table = check(results, shipped["coefficients"])
+    command = f"python experiments/calibrate_ranking.py --set large --device cuda, then --judge {options.judge}"
+    options.judge.write_text(json.dumps({"command": command, "held back": table}, indent=1) + "\n")
 
 
 def summarise(results: list[dict], options: argparse.Namespace) -> None:
