@@ -238,7 +238,8 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     if options.judge:
-        return judge(options)
+        judge(options)
+        return
     for model in models(options.which):
         if options.seeds and model.seed not in options.seeds:
             continue
