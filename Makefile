@@ -3,13 +3,14 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test check format clean
+.PHONY: help setup demo test check smoke format clean
 
 help:
 	@echo "make demo    read faces out of the weights of a small network (sets up first)"
 	@echo "make setup   create $(VENV) with pinned versions"
 	@echo "make test    run the test suite (sets up first)"
 	@echo "make check   lint, formatting, types, doctests (sets up first)"
+	@echo "make smoke   run a small version of every experiment (sets up first)"
 	@echo "make format  rewrite the code in the house format"
 
 setup: $(VENV)/.ready
@@ -32,6 +33,10 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/pytest src
+
+smoke: setup
+	$(BIN)/palimpsest reproduce all --small
+	$(BIN)/palimpsest reproduce all --small --summarise
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | identify`.
+"""The command line: `palimpsest demo | train | reconstruct | report | identify | reproduce`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -21,6 +21,7 @@ from palimpsest import jobs, journal
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
+from palimpsest.reproduce import Options, reproduce
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score
 
@@ -155,6 +156,23 @@ class Identify:
         return 0
 
 
+@dataclass
+class Reproduce:
+    """Run an experiment of the paper, as published and as we do it, with every control; finished parts are kept.
+
+    Give the same command again to go on, and --summarise to turn the finished parts into results, figures and the
+    scoreboard. `all` stands for every experiment.
+
+        palimpsest reproduce ntk-cifar10 --data-root DATA
+        palimpsest reproduce ntk-cifar10 --small
+    """
+
+    options: Annotated[Options, tyro.conf.arg(name=""), tyro.conf.PositionalRequiredArgs]
+
+    def run(self) -> None:
+        reproduce(self.options)
+
+
 class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
@@ -165,6 +183,7 @@ Command = (
     | Annotated[Reconstruct, tyro.conf.subcommand("reconstruct")]
     | Annotated[Report, tyro.conf.subcommand("report")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 
