@@ -63,6 +63,8 @@ class Budget:
 def reproduce(options: Options) -> None:
     """Run or sum up the experiments that are asked for, in that order."""
     names = experiment.names() if options.names == ("all",) else options.names
+    if not names:
+        raise InvalidInputError(f"name an experiment: {', '.join(experiment.names())}, or all")
     runners = [_runner(name, options) for name in names]
     budget = Budget(options.budget)
     for runner in runners:
