@@ -3,14 +3,17 @@
 import json
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
+import torch
 
+import palimpsest as pal
 from palimpsest.errors import InvalidInputError
 from palimpsest.reproduce import Options, experiment, reproduce, scoreboard, summary
 from palimpsest.reproduce.__main__ import main
 from palimpsest.reproduce.figures import LARGEST
-from palimpsest.reproduce.runner import Part, Runner
+from palimpsest.reproduce.runner import Curve, Part, Runner
 from palimpsest.solver import Settings
 
 TINY = """
@@ -113,7 +116,20 @@ def test_the_controls_take_as_much_as_splitting_does(tiny):
     assert results["random"]["final candidates"] > 4
     assert results["restarts"]["final candidates"] == results["none"]["final candidates"] == 4
     assert results["merging"]["distinct candidates"] <= results["merging"]["final candidates"]
-    assert results["none"]["curve"][0] | {"step": 0} == results["none"]["curve"][0]
+
+
+def test_curves_follow_the_scores_of_a_run(tiny):
+    runner = runner_in(tiny)
+    data = runner.data(0)
+    curve = Curve(data, every=10)
+    x = data.centred(data.train.images) + 0.1 * torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for step in (0, 5, 10):
+        state = SimpleNamespace(step=step, x=x)
+        curve.on_record(state, {"step": step, "loss": 1.0, "candidates": len(x)})
+    score = pal.score(x, data.train.images, mean=data.mean)
+    assert [point["step"] for point in curve.points] == [0, 10]
+    assert curve.points[0]["ssim"] == pytest.approx(float(score.ssim.mean()), rel=1e-5)
+    assert curve.points[0]["l2"] == pytest.approx(float(score.l2.mean()), rel=1e-5)
 
 
 def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):

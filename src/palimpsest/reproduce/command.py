@@ -87,7 +87,8 @@ def _run(runner: Runner, options: Options, budget: Budget) -> None:
         raise InvalidInputError(f"no part of {name} is as asked for; look at its columns, variants, candidates, seeds")
     missing = [part for part in parts if runner.done(part) is None]
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
-    torch.compiler.reset()  # each experiment compiles for its own settings, and torch keeps only so many
+    if runner.device.type == "cuda":
+        torch.compiler.reset()  # each experiment compiles for its own settings, and torch keeps only so many
     for number, part in enumerate(missing, 1):
         if not budget.allows(part):
             print(f"{name}: {len(missing) - number + 1} parts are left; give the same command again", flush=True)
