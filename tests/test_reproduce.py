@@ -101,7 +101,9 @@ def test_every_part_is_there_and_none_is_done_again(tiny, capsys, monkeypatch):
     runner = runner_in(tiny)
     assert len(runner.parts()) == 2 * (6 + 8)
     assert all(runner.done(part) for part in runner.parts())
-    monkeypatch.setattr(Runner, "_run", lambda *_: pytest.fail("there was nothing left to do"))
+    for work in ("_run", "_train"):
+        monkeypatch.setattr(Runner, work, lambda *_: pytest.fail("there was nothing left to do"))
+    assert runner.network(0)[2]["weights"] == runner.done(runner.parts()[0])["training"]["weights"]
     assert main(arguments(tiny)) == 0
     assert "28 of 28 parts are there" in capsys.readouterr().out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections.abc import Collection, Iterator
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.callbacks import Callback
@@ -22,6 +23,7 @@ from palimpsest.reproduce.experiment import TUNING_SEEDS, VARIANTS, Column, Expe
 from palimpsest.scoring import Score, matching, metrics
 from palimpsest.state import State
 from palimpsest.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.training import Fit
 
 POINTS = 40  # of a curve
 DIGITS = 5  # of a figure, in what is kept
@@ -133,20 +135,22 @@ class Runner:
     def _data(self, seed: int) -> DataSet:
         return self.experiment.training.load(seed, apart_from=self.apart_from, data_root=self.data_root)
 
-    def _network(self, seed: int) -> tuple[pal.networks.MLP, dict[str, Tensor], dict[str, Any]]:
+    def _network(self, seed: int) -> tuple[nn.Module, dict[str, Tensor], dict[str, Any]]:
         """The trained network, its initial weights, and how training went; trained once for all columns."""
         path, training = self.folder / "networks" / f"seed{seed}.safetensors", self.experiment.training
-        model = training.network(self.data(seed), seed).to(self.device)
         asked = json.loads(json.dumps([asdict(training), self.apart_from]))
+        model = training.network(self.data(seed), seed)
+        initial = {name: t.to(self.device, copy=True) for name, t in model.state_dict().items()}
         if path.exists():
-            tensors, description = load_tensors(path)
+            final, description = load_tensors(path)
             if description.get("asked") == asked:
-                initial, final = (_part(tensors, of, self.device) for of in ("initial", "final"))
                 model.load_state_dict(final)
-                return model, initial, description["facts"]
-        return self._trained(model, seed, path, asked)
+                return model.to(self.device), initial, description["facts"]
+        fit, facts = self._train(model.to(self.device), seed)
+        save_tensors(path, fit.model.state_dict(), {"asked": asked, "facts": facts})
+        return fit.model, initial, facts
 
-    def _trained(self, model: pal.networks.MLP, seed: int, path: Path, asked: list[Any]) -> Any:
+    def _train(self, model: nn.Module, seed: int) -> tuple[Fit, dict[str, Any]]:
         data, training = self.data(seed), self.experiment.training
         began = time.perf_counter()
         fit = pal.train(
@@ -155,11 +159,9 @@ class Runner:
         facts = {"summary": fit.summary, "seconds": round(time.perf_counter() - began, 1)}
         facts |= {"kkt residual": fit.kkt_residual, "normalised margin": fit.normalised_margin}
         facts["images by the span"] = pal.span(fit.model, fit.initial).samples
-        states = {"initial": fit.initial, "final": fit.model.state_dict()}
-        tensors = {f"{of}/{name}": t for of, state in states.items() for name, t in state.items()}
-        save_tensors(path, tensors, {"asked": asked, "facts": facts})
+        facts["weights"] = _fingerprint(fit.model)
         print(f"  seed {seed}: {fit.summary}", flush=True)
-        return fit.model, fit.initial, facts
+        return fit, facts
 
     # --- one part --------------------------------------------------------------------------------
 
@@ -246,8 +248,12 @@ def _bytes(images: Tensor) -> Tensor:
     return (255 * images.detach().cpu().clamp(0, 1)).round().to(torch.uint8)
 
 
-def _part(tensors: dict[str, Tensor], of: str, device: torch.device) -> dict[str, Tensor]:
-    return {name.removeprefix(f"{of}/"): t.to(device) for name, t in tensors.items() if name.startswith(f"{of}/")}
+def _fingerprint(model: nn.Module) -> str:
+    """Tells trainings apart: devices round differently, and what is compared should be read from the same weights."""
+    digest = hashlib.sha256()
+    for t in model.state_dict().values():
+        digest.update(t.cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
 
 
 def _wait(device: torch.device) -> None:

@@ -68,7 +68,7 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
     if content["tests"]:
         yield _tests(content["tests"], content["metric"])
     yield from (f"![{caption}](results/{name})\n\n*{caption}*" for name, caption in content["figures"].items())
-    yield "\n".join(f"- Network of seed {seed}: {network['summary']}" for seed, network in content["networks"].items())
+    yield "\n".join(f"- Network of seed {network['seed']}: {network['summary']}" for network in content["networks"])
     yield f"Made on: {', '.join(content['devices'])}. All parts: `{content['command']}`"
 
 
@@ -85,9 +85,11 @@ def _findings(content: dict[str, Any]) -> Iterator[str]:
             counts = f"{row['distinct candidates']:.0f} of {row['final candidates']:.0f} candidates are distinct"
             what = f"{row['column']}, {row['variant']}, k = {row['candidates']}"
             yield f"- {what}: in the end {counts}; there are {content['training']['images']} images."
-    spans = {network.get("images by the span") for network in content["networks"].values()} - {None}
+    spans = {network.get("images by the span") for network in content["networks"]} - {None}
     if spans:
         yield f"- The first layer's change alone gives the number of images as {', '.join(map(str, sorted(spans)))}."
+    if len(content["networks"]) > len({network["seed"] for network in content["networks"]}):
+        yield "- Some seeds were trained more than once, so that not all parts were read from the same weights."
     if not kinds and not spans:
         yield "- Nothing yet: there is no run with splitting to compare."
 

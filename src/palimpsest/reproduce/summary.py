@@ -62,7 +62,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "devices": sorted({result["device"] for result in results.values()}),
         "training": asdict(experiment.training),
         "columns": {name: asdict(column) for name, column in experiment.columns.items()},
-        "networks": {part.seed: result["training"] for part, result in results.items()},
+        "networks": _networks(results),
         "rows": rows,
         "tests": _tests(results, experiment.metric),
         "goals": [asdict(goal) | {"measured": _measured(goal, rows)} for goal in experiment.goals],
@@ -75,8 +75,17 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
     return path
 
 
+def _networks(results: Results) -> list[dict[str, Any]]:
+    """The trainings that parts were read from, one for each seed unless a device was changed in between."""
+    networks = {
+        (part.seed, r["training"]["weights"]): {"seed": part.seed} | r["training"] for part, r in results.items()
+    }
+    return [networks[key] for key in sorted(networks)]
+
+
 def _kept(part: Part, result: Result, metric: str) -> Result:
     """A part as the results hold it: the experiment's own metric for every image; curves where figures show them."""
+    result = result | {"weights": result["training"]["weights"]}
     left_out = {"asked", "training", "ssim", "l2", "held-out ssim"} - {metric}
     left_out |= set() if part.variant in PICTURED else {"curve"}
     return asdict(part) | {name: value for name, value in result.items() if name not in left_out | {"candidates"}}
