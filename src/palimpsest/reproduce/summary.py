@@ -77,9 +77,8 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
 
 def _networks(results: Results) -> list[dict[str, Any]]:
     """The trainings that parts were read from, one for each seed unless a device was changed in between."""
-    networks = {
-        (part.seed, r["training"]["weights"]): {"seed": part.seed} | r["training"] for part, r in results.items()
-    }
+    trained = [(part.seed, result["training"]) for part, result in results.items()]
+    networks = {(seed, facts["weights"]): {"seed": seed} | facts for seed, facts in trained}
     return [networks[key] for key in sorted(networks)]
 
 
