@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 
-.PHONY: help setup demo test check docs format clean
+.PHONY: help setup demo test check docs smoke format clean
 
 help:
 	@echo "make demo    read faces out of the weights of a small network (sets up first)"
@@ -11,6 +11,7 @@ help:
 	@echo "make test    run the test suite (sets up first)"
 	@echo "make check   lint, formatting, types, doctests (sets up first)"
 	@echo "make docs    run the documents' examples and build the site into build/docs (sets up first)"
+	@echo "make smoke   run a small version of every experiment (sets up first)"
 	@echo "make format  rewrite the code in the house format"
 
 setup: $(VENV)/.ready
@@ -38,6 +39,10 @@ docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-docs.txt
 	$(BIN)/pytest tests/test_documents.py
 	$(BIN)/mkdocs build --strict --quiet
+
+smoke: setup
+	$(BIN)/palimpsest reproduce all --small
+	$(BIN)/palimpsest reproduce all --small --summarise
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -287,10 +287,26 @@ def test_priors_may_be_strong_at_first_and_weak_in_the_end():
     assert torch.allclose(constant.images, again.images, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{"prior_strength": (1.0, 0.0)}, {"candidates": 0}, {"steps": 0}, {"sharpness": (0.0, 1.0)}, {"record_every": 0}],
-)
+def test_a_constant_rate_neither_falls_nor_restarts():
+    rec = small(schedule="constant", sharpness=(50.0, 50.0))
+    records = [entry for entry in rec.history if "loss" in entry]
+    assert {entry["rate"] for entry in records} == {0.02}
+    assert {entry["sharpness"] for entry in records} == {50.0}
+    assert len(rec.images) > 4
+
+
+NONSENSE = [
+    {"candidates": 0},
+    {"steps": 0},
+    {"sharpness": (0.0, 1.0)},
+    {"prior_strength": (1.0, 0.0)},
+    {"record_every": 0},
+    {"schedule": "linear"},
+    {"splitting": None, "merging": pal.merging.Merging()},
+]
+
+
+@pytest.mark.parametrize("options", NONSENSE)
 def test_settings_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidInputError):
         small(**options)

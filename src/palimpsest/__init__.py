@@ -5,6 +5,7 @@ from palimpsest import (
     datasets,
     errors,
     identifiability,
+    merging,
     networks,
     optimisers,
     priors,
@@ -18,6 +19,7 @@ from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
 from palimpsest.first_layer import span
 from palimpsest.identifiability import identify
+from palimpsest.merging import Merging
 from palimpsest.objectives import KKT, NTK, MulticlassKKT
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction, reconstruct
@@ -30,6 +32,7 @@ __all__ = [
     "KKT",
     "NTK",
     "Callback",
+    "Merging",
     "MulticlassKKT",
     "Reconstruction",
     "Splitting",
@@ -42,6 +45,7 @@ __all__ = [
     "errors",
     "identifiability",
     "identify",
+    "merging",
     "networks",
     "optimisers",
     "priors",

@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench | reproduce`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -23,6 +23,7 @@ from palimpsest.auditing import truth
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
+from palimpsest.reproduce import Options, reproduce
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score
 from palimpsest.storage import write_atomically
@@ -268,6 +269,23 @@ class Audit:
         print(f"{found.verdict.sentence}\nThe report is {found.report}")
 
 
+@dataclass
+class Reproduce:
+    """Run an experiment of the paper, as published and as we do it, with every control; finished parts are kept.
+
+    Give the same command again to go on, and --summarise to turn the finished parts into results, figures and the
+    scoreboard. `all` stands for every experiment.
+
+        palimpsest reproduce ntk-cifar10 --data-root DATA
+        palimpsest reproduce ntk-cifar10 --small
+    """
+
+    options: Annotated[Options, tyro.conf.arg(name=""), tyro.conf.PositionalRequiredArgs]
+
+    def run(self) -> None:
+        reproduce(self.options)
+
+
 class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
@@ -280,6 +298,7 @@ Command = (
     | Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
+    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 

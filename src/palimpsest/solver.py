@@ -7,15 +7,16 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from palimpsest import splitting
+from palimpsest import merging, splitting
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors, memory
 from palimpsest.fusion import fusible
+from palimpsest.merging import Merging
 from palimpsest.objectives import Objective
 from palimpsest.optimisers import Adam, Moments, Optimiser
 from palimpsest.parametrisation import Parametrisation
@@ -37,9 +38,11 @@ class Settings:
         candidates: how many candidates k to start with; about twice the number of training images is safe.
         steps: gradient steps in all phases together.
         splitting: when and how candidates split, or None for a single phase of descent.
+        merging: which candidates become one, or go, before each round of splitting; None to keep them all.
         priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
-        optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`. The rate falls to zero
-            along a cosine within each phase, and starts afresh after a split.
+        optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`.
+        schedule: ``"cosine"``: the learning rate falls to zero within each phase and starts afresh after a split;
+            ``"constant"``: it stays, as in the published methods.
         sharpness: β of the smoothed ReLUs at the start and the end of each phase, annealed geometrically, or None to
             keep the objective's own.
         prior_strength: factors on the priors at the start and the end of each phase, annealed geometrically: strong
@@ -54,8 +57,10 @@ class Settings:
     candidates: int
     steps: int = 4000
     splitting: Splitting | None = None
+    merging: Merging | None = None
     priors: Prior | tuple[Prior, ...] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
+    schedule: Literal["cosine", "constant"] = "cosine"
     sharpness: tuple[float, float] | None = (10.0, 200.0)
     prior_strength: tuple[float, float] = (1.0, 1.0)
     gradient_tolerance: float = 0.0
@@ -72,6 +77,10 @@ class Settings:
             raise InvalidInputError(f"sharpness is {self.sharpness}; give two positive numbers, or None")
         if min(self.prior_strength) <= 0:
             raise InvalidInputError(f"prior_strength is {self.prior_strength}; give two positive numbers")
+        if self.schedule not in ("cosine", "constant"):
+            raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
+        if self.merging is not None and self.splitting is None:
+            raise InvalidInputError("merging takes place before each round of splitting; give a splitting too")
 
 
 class Solver:
@@ -257,6 +266,7 @@ class Solver:
         generator = torch.Generator()
         generator.set_state(state.generator)
         objective = self._at(self._sharpness(0.0))  # as smooth as the phase to come: curvature is then felt from afar
+        state, account = self._merge(state, objective)
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
             penalty = self.settings.prior_strength[0] * self.prior.value(
@@ -275,7 +285,7 @@ class Solver:
             "before": split.before / T2,
             "after": split.after / T2,
             "eigenvalues": (split.eigenvalues / self._T2).tolist(),
-        }
+        } | account
         return replace(
             self._with_offspring(state, split),
             generator=generator.get_state(),
@@ -287,6 +297,24 @@ class Solver:
             if stable and ended is not Outcome.FINISHED and policy.direction == "curvature"
             else None,
         )
+
+    def _merge(self, state: State, objective: Objective) -> tuple[State, dict[str, Any]]:
+        """The state without copies and dead candidates, and an account: how many went, and the change of L / ‖T‖²."""
+        if self.settings.merging is None:
+            return state, {}
+        point = (state.x, state.multipliers, state.labels)
+        merged = merging.merge(objective, *point, self.settings.merging)
+        change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)
+        kept = {of: {name: t[merged.kept] for name, t in m.items()} for of, m in state.moments.items()}
+        fewer = replace(
+            state,
+            x=merged.x,
+            multipliers=merged.multipliers,
+            labels=merged.labels,
+            ids=state.ids[merged.kept],
+            moments=kept,
+        )
+        return fewer, {"merged": len(state.x) - len(merged.x), "merging": float(change / self._T2)}
 
     def _with_offspring(self, state: State, split: splitting.Split) -> State:
         """The state after a split: new numbers for both off-spring, the optimiser's memory inherited.
@@ -322,7 +350,9 @@ class Solver:
         return (step - state.phase_start) / self._phase_length(state)
 
     def _rate(self, state: State, step: int) -> float:
-        """½(1 + cos πt): the learning rate falls over each phase and restarts after every split."""
+        """½(1 + cos πt): the learning rate falls over each phase and restarts after every split; or 1 throughout."""
+        if self.settings.schedule == "constant":
+            return 1.0
         return 0.5 * (1 + math.cos(math.pi * self._elapsed(state, step)))
 
     def _sharpness(self, t: float) -> float | Tensor | None:

@@ -61,7 +61,7 @@ def test_a_picture_that_occurs_twice_is_drawn_once(seed, train, held_out):
     labels = np.array([0, 0, 0, 0, 0, 1, 1, 1, 0, 1, 1, 0])
     images = pictures[:, None, None, None] * np.ones((1, 1, 2, 2), np.uint8)
     try:
-        rows = base._draw(images, labels, (train, held_out), seed, ("a", "b"))
+        rows = base._draw(images, labels, (train, held_out), ("a", "b"), seed)
     except DataError:
         return
     drawn = pictures[np.concatenate(rows)]
@@ -82,6 +82,15 @@ def test_a_set_of_your_own_is_one_function(monkeypatch):
     assert data.train.labels.tolist() == [0, 0, 1, 1, 2, 2]
     with pytest.raises(InvalidInputError, match="no binary task"):
         datasets.load("noise", per_class=2, task="binary")
+
+
+def test_images_for_tuning_are_apart_from_those_of_other_seeds():
+    reported = [datasets.load("faces", per_class=10, seed=seed) for seed in (0, 1)]
+    tuning = datasets.load("faces", per_class=10, seed=11, apart_from=(0, 1))
+    used = set().union(*(contents(part) for data in reported for part in (data.train, data.held_out)))
+    assert not (contents(tuning.train) | contents(tuning.held_out)) & used
+    assert len(contents(tuning.train)) == 20
+    assert contents(datasets.load("faces", per_class=10, seed=11).train) & used  # else there was nothing to avoid
 
 
 def test_more_images_than_there_are():

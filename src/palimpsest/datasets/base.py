@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -112,6 +113,7 @@ def load(
     seed: int = 0,
     task: Literal["binary", "classes"] | None = None,
     data_root: str | Path | None = None,
+    apart_from: Sequence[int] = (),
 ) -> DataSet:
     """A balanced sample to train on and a held-out one, disjoint also in what the images show.
 
@@ -124,6 +126,8 @@ def load(
         task: ``"binary"`` for labels ±1, ``"classes"`` for 0…C−1; binary where it has a meaning unless given.
         data_root: folder with the official files of ``mnist`` and ``cifar10``, or else the environment
             variable PALIMPSEST_DATA; without either they are downloaded once and kept.
+        apart_from: seeds whose images, trained on or held out, are left out: what was tuned on the images of
+            one seed can then be reported on those of others.
 
     >>> data = load("digits", per_class=5, held_out_per_class=8)
     >>> data.image_shape, len(data.train), len(data.held_out), data.classes
@@ -136,7 +140,9 @@ def load(
         raise InvalidInputError("per_class and held_out_per_class must be at least 1")
     source = _read(name, data_root)
     labels, values, classes = _targets(source, task)
-    rows = _draw(source.images, labels, (per_class, held_out_per_class), seed, classes)
+    draw = partial(_draw, source.images, labels, (per_class, held_out_per_class), classes)
+    others = [row for other in apart_from for part in draw(other) for row in part]
+    rows = draw(seed, leave_out=others)
     train, held_out = (Split(_unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
     mean = torch.cat([train.images, held_out.images]).mean(0)
     return DataSet(str(name), train, held_out, mean, classes)
@@ -169,21 +175,25 @@ def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, 
 
 
 def _draw(
-    images: np.ndarray, labels: np.ndarray, counts: tuple[int, int], seed: int, classes: tuple[str, ...]
+    images: np.ndarray,
+    labels: np.ndarray,
+    counts: tuple[int, int],
+    classes: tuple[str, ...],
+    seed: int,
+    leave_out: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
     """Rows for training and rows held out; an image that occurs twice is drawn at most once."""
     if seed < 0:
         raise InvalidInputError(f"the seed is {seed}; give a number that is not negative")
     rng = np.random.default_rng(seed)
-    seen: set[bytes] = set()
+    seen = {_content(images[row]) for row in leave_out}
     drawn: tuple[list[int], list[int]] = ([], [])
     for index, name in enumerate(classes):
         rows: list[int] = []
         for row in rng.permutation(np.flatnonzero(labels == index)):
             if len(rows) == sum(counts):
                 break
-            content = (images[row] + 0.0).tobytes()  # + 0.0: −0 and 0 are the same pixel
-            if content not in seen:
+            if (content := _content(images[row])) not in seen:
                 seen.add(content)
                 rows.append(int(row))
         if len(rows) < sum(counts):
@@ -192,6 +202,10 @@ def _draw(
         drawn[0].extend(rows[: counts[0]])
         drawn[1].extend(rows[counts[0] :])
     return np.array(drawn[0]), np.array(drawn[1])
+
+
+def _content(image: np.ndarray) -> bytes:
+    return (image + 0.0).tobytes()  # + 0.0: −0 and 0 are the same pixel
 
 
 def _unit(images: np.ndarray) -> Tensor:

@@ -1,0 +1,185 @@
+"""What an experiment is: networks to train, columns to compare, and what is expected of them; read from a TOML file."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, get_type_hints
+
+import torch
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.datasets import DataSet
+from palimpsest.errors import InvalidInputError
+from palimpsest.objectives import Objective
+from palimpsest.optimisers import Adam
+from palimpsest.training import LossName
+
+FILES = resources.files("palimpsest.reproduce") / "experiments"
+TUNING_SEEDS = (11, 12, 13, 14)
+VARIANTS = {
+    "none": "no splitting",
+    "splitting": "splitting along curvature",
+    "merging": "splitting, and merging of copies before each round",
+    "restarts": "no splitting, the learning rate restarted at the same times",
+    "random": "splitting in random directions",
+    "duplicate": "splitting without moving: duplication",
+    "final-k": "no splitting, from the start as many candidates as splitting ends with",
+    "equal-compute": "no splitting, as many steps of one candidate as splitting takes",
+}
+CONTROLS = tuple(name for name in VARIANTS if name not in ("splitting", "merging"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """The network that is read: trained on ``images`` images, half of each side or a tenth of each class."""
+
+    data: str
+    images: int
+    loss: LossName
+    task: Literal["binary", "classes"] = "binary"
+    hidden: tuple[int, ...] = (1000, 1000)
+    scale: float | tuple[float, ...] = 1.0
+    steps: int = 20_000
+
+    def load(self, seed: int, *, apart_from: Sequence[int] = (), data_root: Path | None = None) -> DataSet:
+        per_class = self.images // (2 if self.task == "binary" else 10)
+        return pal.datasets.load(
+            self.data, per_class=per_class, seed=seed, task=self.task, data_root=data_root, apart_from=apart_from
+        )
+
+    def network(self, data: DataSet, seed: int) -> pal.networks.MLP:
+        torch.manual_seed(seed)
+        outputs = 1 if self.task == "binary" else len(data.classes)
+        return pal.networks.MLP(data.image_shape, self.hidden, outputs, scale=self.scale)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One way to read the network, in every variant and from every number of candidates."""
+
+    candidates: tuple[int, ...]
+    steps: int
+    variants: tuple[str, ...]
+    at: float | tuple[float, ...] = 1.0
+    weights: Literal["equal", "auto"] = "equal"
+    learning_rate: float = 0.02
+    schedule: Literal["cosine", "constant"] = "cosine"
+    sharpness: tuple[float, float]
+    priors: dict[str, dict[str, float]]
+    splitting: dict[str, Any]
+    merging: dict[str, float] | None = None
+
+    def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
+        weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
+        if loss == "squared":
+            return pal.NTK(model, initial, at=self.at, weights=weights)
+        method = pal.KKT if loss == "logistic" else pal.MulticlassKKT
+        return method(model, initial=initial, weights=weights)
+
+    def settings(self) -> dict[str, Any]:
+        """What all variants have in common, for `pal.reconstruct`."""
+        return {
+            "optimiser": Adam(learning_rate=self.learning_rate),
+            "schedule": self.schedule,
+            "sharpness": self.sharpness,
+            "priors": tuple(getattr(pal.priors, name)(**options) for name, options in self.priors.items()),
+        }
+
+    def policy(self, variant: str) -> dict[str, Any]:
+        """What tells a variant from the others, for `pal.reconstruct`."""
+        if variant == "none":
+            return {}
+        directions = {"random": "random", "duplicate": "duplicate", "splitting": "curvature", "merging": "curvature"}
+        splitting = pal.Splitting(**self.splitting, direction=directions.get(variant, "none"))  # type: ignore[arg-type]
+        return {"splitting": splitting} | (
+            {"merging": pal.Merging(**self.merging or {})} if variant == "merging" else {}
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goal:
+    """A figure that a row of the summary should reach."""
+
+    column: str
+    variant: str
+    candidates: int
+    measure: str
+    at_least: float | None = None
+    at_most: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """Everything that an experiment's file states."""
+
+    name: str
+    title: str
+    paper: str
+    """What the paper says about it, in our words."""
+    metric: Literal["ssim", "l2"]
+    seeds: tuple[int, ...]
+    training: Training
+    columns: dict[str, Column]
+    goals: tuple[Goal, ...] = ()
+
+
+def names() -> tuple[str, ...]:
+    """The experiments that come with Palimpsest.
+
+    >>> names()[:3]
+    ('kkt-cifar10-100', 'kkt-cifar10-500', 'kkt-mnist-100')
+    """
+    return tuple(sorted(Path(file.name).stem for file in FILES.iterdir() if file.name.endswith(".toml")))
+
+
+def load(name: str, *, small: bool = False) -> Experiment:
+    """An experiment by its name, or from a file of your own; small, it takes minutes on two cores."""
+    table = _table(name)
+    smaller = table.pop("small", {})
+    if small:
+        table = _overlaid(table, smaller | {"goals": []})
+        table["title"] += f" (small: {table['training']['data']})"
+    try:
+        return _built(Experiment, table | {"name": Path(name).stem})
+    except (TypeError, KeyError, AttributeError) as error:
+        raise InvalidInputError(f"the experiment {name!r} is not well described ({error}); correct its file") from error
+
+
+def _table(name: str) -> dict[str, Any]:
+    """What a file states, laid over the experiment it is based on."""
+    own = Path(name)
+    file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
+    if not file.is_file():
+        raise InvalidInputError(f"there is no experiment {name!r}; choose one of {', '.join(names())}, or give a file")
+    try:
+        table = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InvalidInputError(f"{name} is not a TOML file ({error}); correct it") from error
+    return _overlaid(_table(table.pop("based_on")), table) if "based_on" in table else table
+
+
+def _overlaid(below: Any, above: Any) -> Any:
+    """Tables are merged name by name; anything else replaces what it is laid over. Priors are replaced as a whole."""
+    if not isinstance(below, dict) or not isinstance(above, dict):
+        return above
+    whole = {name: value for name, value in above.items() if name in ("priors", "splitting", "merging")}
+    return below | {name: _overlaid(below.get(name), value) for name, value in above.items()} | whole
+
+
+def _built(kind: Any, value: Any) -> Any:
+    """A value as its dataclass has it: tables become dataclasses, lists become tuples."""
+    if kind in (Experiment, Training, Column, Goal):
+        hints = get_type_hints(kind)
+        if unknown := sorted(value.keys() - hints.keys()):
+            raise KeyError(f"{unknown[0]} is unknown")
+        return kind(**{name: _built(hints[name], inner) for name, inner in value.items()})
+    if kind == dict[str, Column]:
+        return {name: _built(Column, each) for name, each in value.items()}
+    if isinstance(value, list):
+        return tuple(_built(Goal, each) if isinstance(each, dict) else each for each in value)
+    return value

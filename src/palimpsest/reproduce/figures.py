@@ -1,0 +1,118 @@
+"""Pictures of an experiment: the best images, and how loss and metric went, with and without splitting."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from palimpsest.reproduce.runner import PICTURED, Part, Runner
+from palimpsest.storage import load_tensors, write_atomically
+
+LARGEST = 150_000  # bytes of a figure
+COUNTS = (25, 20, 15, 10)  # images in a row, fewer where so many would not fit
+ZOOM = 2
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
+Results = Mapping[Part, dict[str, Any]]
+
+
+def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
+    """Write the figures for which there are parts; their names, with what they show."""
+    name, written = runner.experiment.name, {}
+    shown = [part for part in _shown(runner, results) if runner.pictures(part).exists()]
+    if shown:
+        write_atomically(folder / f"{name}-images.png", _plate(runner, results, shown))
+        rows = "; ".join(f"{part.column}, {part.variant}, k = {part.candidates}" for part in shown)
+        written[f"{name}-images.png"] = f"The best images of seed {shown[0].seed}. From above: training images; {rows}."
+    if drawn := _columns(runner, results):
+        write_atomically(folder / f"{name}-curves.png", _curves(runner, results, drawn))
+        written[f"{name}-curves.png"] = (
+            f"Loss and mean {runner.experiment.metric.upper()} on the way (seed {runner.seeds[0]}; dashed without,"
+            " solid with splitting), and every image of every seed without (across) against with splitting (up)."
+        )
+    return written
+
+
+def _shown(runner: Runner, results: Results) -> list[Part]:
+    """With and without splitting, of each column, from as many candidates as the column's file names first."""
+    columns = runner.experiment.columns.items()
+    parts = [Part(name, variant, c.candidates[0], runner.seeds[0]) for name, c in columns for variant in PICTURED]
+    return [part for part in parts if part in results]
+
+
+# --- the best images ----------------------------------------------------------------------------
+
+
+def _plate(runner: Runner, results: Results, shown: list[Part]) -> bytes:
+    """Rows of images, chosen by the better score with and without splitting in the last column."""
+    metric, last = runner.experiment.metric, [part for part in shown if part.column == shown[-1].column]
+    scores = np.array([results[part][metric] for part in last])
+    order = np.argsort(-scores.max(0) if metric == "ssim" else scores.min(0), kind="stable")
+    files = [load_tensors(runner.pictures(part))[0] for part in shown]
+    rows = [files[0]["truth"], *(tensors["shown"] for tensors in files)]
+    for count in COUNTS:
+        data = _png(torch.cat([_row(images, order[:count]) for images in rows], dim=-2))
+        if len(data) < LARGEST:
+            break
+    return data
+
+
+def _row(images: Tensor, order: np.ndarray) -> Tensor:
+    return torch.cat([images[i].repeat_interleave(ZOOM, -1).repeat_interleave(ZOOM, -2) for i in order], dim=-1)
+
+
+def _png(sheet: Tensor) -> bytes:
+    """A (C, H, W) sheet of bytes as a small PNG: grey, or a palette of 256 colours."""
+    pixels = sheet.permute(1, 2, 0).numpy()
+    grey = pixels.shape[2] == 1
+    image = Image.fromarray(pixels[..., 0]) if grey else Image.fromarray(pixels).quantize(256)
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+# --- curves -------------------------------------------------------------------------------------
+
+
+def _columns(runner: Runner, results: Results) -> list[str]:
+    """The columns of which some number of candidates was run both with and without splitting."""
+    pairs = {(p.column, p.candidates, p.seed) for p in results if p.variant == "none"}
+    pairs &= {(p.column, p.candidates, p.seed) for p in results if p.variant == "splitting"}
+    return [name for name in runner.experiment.columns if any(column == name for column, _, _ in pairs)]
+
+
+def _curves(runner: Runner, results: Results, columns: list[str]) -> bytes:
+    """A row for each column: loss, metric, and each image without against with splitting."""
+    from matplotlib.figure import Figure
+
+    metric = runner.experiment.metric
+    figure = Figure(figsize=(11, 3.2 * len(columns)), layout="constrained")
+    for row, name in zip(figure.subplots(len(columns), 3, squeeze=False), columns, strict=True):
+        for colour, k in zip(COLOURS, runner.experiment.columns[name].candidates, strict=False):
+            for variant, style in (("none", "--"), ("splitting", "-")):
+                points = results.get(Part(name, variant, k, runner.seeds[0]), {}).get("curve", [])
+                for panel, of in zip(row, ("loss", metric), strict=False):
+                    panel.plot([p["step"] for p in points], [p[of] for p in points], style, color=colour, lw=1)
+            _scatter(row[2], results, metric, name, k, colour)
+        row[0].set(title=name, xlabel="step", ylabel="L / ‖T‖²", yscale="log")
+        row[1].set(xlabel="step", ylabel=f"mean {metric.upper()}")
+        row[2].axline((0, 0), slope=1, color="grey", lw=0.5)
+        row[2].set(xlabel=f"{metric.upper()} without splitting", ylabel="with splitting")
+        row[2].legend(fontsize="small")
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=80)
+    return buffer.getvalue()
+
+
+def _scatter(panel: Any, results: Results, metric: str, column: str, k: int, colour: str) -> None:
+    for part in results:
+        with_ = results.get(Part(column, "splitting", k, part.seed))
+        if part == Part(column, "none", k, part.seed) and with_ is not None:
+            label = f"k = {k}" if part.seed == min(p.seed for p in results) else None
+            panel.plot(results[part][metric], with_[metric], ".", ms=2, color=colour, label=label)

@@ -1,0 +1,265 @@
+"""Runs the parts of an experiment, each once, and keeps what comes of them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Collection, Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.callbacks import Callback
+from palimpsest.datasets import DataSet
+from palimpsest.objectives import Objective
+from palimpsest.reconstruction import Reconstruction
+from palimpsest.reproduce.experiment import TUNING_SEEDS, VARIANTS, Column, Experiment
+from palimpsest.scoring import Score, matching, metrics
+from palimpsest.state import State
+from palimpsest.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.training import Fit
+
+POINTS = 40  # of a curve
+DIGITS = 5  # of a figure, in what is kept
+PICTURED = ("none", "splitting", "merging")  # variants whose images are kept, for the first seed
+
+
+@dataclass(frozen=True)
+class Part:
+    """One reconstruction of an experiment."""
+
+    column: str
+    variant: str
+    candidates: int
+    seed: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.column}-{self.variant}-k{self.candidates}-seed{self.seed}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Which parts: those with these values, any where none are given."""
+
+    column: Collection[str] = ()
+    variant: Collection[str] = ()
+    candidates: Collection[int] = ()
+    seed: Collection[int] = ()
+
+    def __contains__(self, part: Part) -> bool:
+        return all(not wanted or getattr(part, name) in wanted for name, wanted in vars(self).items())
+
+
+class Curve(Callback):
+    """Follows the scores of a run, and knows how long that took."""
+
+    def __init__(self, data: DataSet, every: int) -> None:
+        self.images, self.mean, self.every = data.train.images, data.mean, every
+        self.points: list[dict[str, float]] = []
+        self.seconds = 0.0
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        if "loss" not in entry or (self.points and state.step < self.points[-1]["step"] + self.every):
+            return
+        _wait(state.x.device)
+        began = time.perf_counter()
+        self.points.append({name: entry[name] for name in ("step", "loss", "candidates")} | self._scores(state.x))
+        self.seconds += time.perf_counter() - began
+
+    def _scores(self, x: Tensor) -> dict[str, float]:
+        """Mean SSIM and L2 as `pal.score` has them, without what a verdict takes besides."""
+        images, mean = self.images.to(x), self.mean.to(x)
+        index = matching.match(metrics.pairwise_ncc(images - mean, x))
+        shown = metrics.minmax(x[index] + mean)
+        return {"ssim": float(metrics.ssim(shown, images).mean()), "l2": float(metrics.l2(shown, images).mean())}
+
+
+class Runner:
+    """One experiment in one folder: `networks/`, `pictures/`, and a JSON file for each part."""
+
+    def __init__(
+        self, experiment: Experiment, folder: Path, *, tuning: bool = False, data_root: Path | None = None
+    ) -> None:
+        self.experiment, self.folder, self.data_root = experiment, folder, data_root
+        self.apart_from = experiment.seeds if tuning else ()
+        self.seeds = TUNING_SEEDS if tuning else experiment.seeds
+        self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        self.data = lru_cache(maxsize=None)(self._data)
+        self.network = lru_cache(maxsize=None)(self._network)
+        for name in ("networks", "pictures"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+
+    # --- which parts there are, and which are done -----------------------------------------------
+
+    def parts(self, selection: Selection | None = None) -> list[Part]:
+        """The parts of the experiment: with and without splitting first, for all seeds, then the controls."""
+        return [part for part in self._all() if selection is None or part in selection]
+
+    def _all(self) -> Iterator[Part]:
+        for variant in VARIANTS:
+            for seed in self.seeds:
+                for name, column in self.experiment.columns.items():
+                    if variant in column.variants:
+                        yield from (Part(name, variant, k, seed) for k in column.candidates)
+
+    def done(self, part: Part) -> dict[str, Any] | None:
+        """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
+        try:
+            result = json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+        return result if result.get("asked") == self._asked(part) else None
+
+    def result(self, part: Part) -> dict[str, Any]:
+        """What came of a part, which is run if it was not."""
+        return self.done(part) or self._run(part)
+
+    def _asked(self, part: Part) -> dict[str, Any]:
+        """Everything that a part depends on, as JSON has it."""
+        column = asdict(self.experiment.columns[part.column])
+        for name in ("variants", "candidates"):  # they say which parts there are, and nothing of any one
+            del column[name]
+        training = asdict(self.experiment.training)
+        asked = {"training": training, "apart from": self.apart_from, "column": column, "part": asdict(part)}
+        return json.loads(json.dumps(asked))
+
+    # --- data and networks -----------------------------------------------------------------------
+
+    def _data(self, seed: int) -> DataSet:
+        return self.experiment.training.load(seed, apart_from=self.apart_from, data_root=self.data_root)
+
+    def _network(self, seed: int) -> tuple[nn.Module, dict[str, Tensor], dict[str, Any]]:
+        """The trained network, its initial weights, and how training went; trained once for all columns."""
+        path, training = self.folder / "networks" / f"seed{seed}.safetensors", self.experiment.training
+        asked = json.loads(json.dumps([asdict(training), self.apart_from]))
+        model = training.network(self.data(seed), seed)
+        initial = {name: t.to(self.device, copy=True) for name, t in model.state_dict().items()}
+        if path.exists():
+            final, description = load_tensors(path)
+            if description.get("asked") == asked:
+                model.load_state_dict(final)
+                return model.to(self.device), initial, description["facts"]
+        fit, facts = self._train(model.to(self.device), seed)
+        save_tensors(path, fit.model.state_dict(), {"asked": asked, "facts": facts})
+        return fit.model, initial, facts
+
+    def _train(self, model: nn.Module, seed: int) -> tuple[Fit, dict[str, Any]]:
+        data, training = self.data(seed), self.experiment.training
+        began = time.perf_counter()
+        fit = pal.train(
+            model, data.centred(data.train.images), data.train.labels, loss=training.loss, steps=training.steps
+        )
+        facts = {"summary": fit.summary, "seconds": round(time.perf_counter() - began, 1)}
+        facts |= {"kkt residual": fit.kkt_residual, "normalised margin": fit.normalised_margin}
+        facts["images by the span"] = pal.span(fit.model, fit.initial).samples
+        facts["weights"] = _fingerprint(fit.model)
+        print(f"  seed {seed}: {fit.summary}", flush=True)
+        return fit, facts
+
+    # --- one part --------------------------------------------------------------------------------
+
+    def _run(self, part: Part) -> dict[str, Any]:
+        column, data = self.experiment.columns[part.column], self.data(part.seed)
+        model, initial, facts = self.network(part.seed)
+        objective = column.objective(model, initial, self.experiment.training.loss)
+        effort: dict[str, Any] = self._effort(part, column)
+        curve = Curve(data, effort["steps"] // POINTS)
+        _wait(self.device)
+        began = time.perf_counter()
+        rec = pal.reconstruct(
+            objective,
+            image_shape=data.image_shape,
+            seed=part.seed,
+            callbacks=[curve],
+            progress=False,
+            **effort,
+            **column.settings(),
+            **column.policy(part.variant),
+        )
+        _wait(self.device)
+        seconds = time.perf_counter() - began - curve.seconds
+        score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
+        result: dict[str, Any] = {"asked": self._asked(part), "device": _device_name(self.device), "training": facts}
+        result |= effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
+        if column.merging is not None:
+            result["distinct candidates"] = _distinct(objective, rec, column)
+        result["curve"] = [_rounded(point) for point in curve.points]
+        if part.seed == self.seeds[0] and part.variant in PICTURED:
+            shown = rec.images[score.match] + data.mean.to(rec.images)
+            pictures = {"truth": _bytes(data.train.images), "shown": _bytes(metrics.minmax(shown))}
+            save_tensors(self.pictures(part), pictures, {})
+        write_atomically(self.folder / f"{part.name}.json", json.dumps(result).encode())
+        return result
+
+    def _effort(self, part: Part, column: Column) -> dict[str, int]:
+        """Candidates and steps; two controls take as much of either as splitting did."""
+        effort = {"candidates": part.candidates, "steps": column.steps}
+        if part.variant in ("final-k", "equal-compute"):
+            split = self.result(replace(part, variant="splitting"))
+            if part.variant == "final-k":
+                effort["candidates"] = split["final candidates"]
+            else:
+                effort["steps"] = round(split["candidate-steps"] / part.candidates)
+        return effort
+
+    def pictures(self, part: Part) -> Path:
+        """Where the images of a part are, if they are kept: training images, and what was matched with each."""
+        return self.folder / "pictures" / f"{part.name}.safetensors"
+
+
+def _account(rec: Reconstruction, steps: int) -> dict[str, Any]:
+    """What a run came to; its candidate-steps are what it would have cost one candidate at a time."""
+    records = [entry["candidates"] for entry in rec.history if "loss" in entry]
+    kept = ("step", "split", "eta", "before", "after", "merged", "merging")
+    return {
+        "loss": float(f"{rec.loss:.{DIGITS}g}"),
+        "final candidates": len(rec.images),
+        "candidate-steps": round(steps * sum(records) / len(records)),
+        "splits": [{name: entry[name] for name in kept if name in entry} for entry in rec.history if "split" in entry],
+    }
+
+
+def _scores(score: Score) -> dict[str, Any]:
+    assert score.held_out is not None
+    tensors = {"ssim": score.ssim, "l2": score.l2, "held-out ssim": score.held_out.ssim}
+    lists = {name: [round(value, DIGITS) for value in t.tolist()] for name, t in tensors.items()}
+    return lists | {"recovered": score.verdict.recovered, "verdict": score.verdict.outcome.value}
+
+
+def _distinct(objective: Objective, rec: Reconstruction, column: Column) -> int:
+    """How many candidates are left once copies are merged and the dead are dropped: the estimate of n."""
+    objective.sharpness = column.sharpness[1]
+    policy = pal.Merging(**column.merging or {})
+    return len(pal.merging.merge(objective, rec.images, rec.multipliers, rec.labels, policy).x)
+
+
+def _rounded(point: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value for name, value in point.items()}
+
+
+def _bytes(images: Tensor) -> Tensor:
+    return (255 * images.detach().cpu().clamp(0, 1)).round().to(torch.uint8)
+
+
+def _fingerprint(model: nn.Module) -> str:
+    """Tells trainings apart: devices round differently, and what is compared should be read from the same weights."""
+    digest = hashlib.sha256()
+    for t in model.state_dict().values():
+        digest.update(t.cpu().numpy().tobytes())
+    return digest.hexdigest()[:12]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"

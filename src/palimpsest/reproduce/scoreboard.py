@@ -1,0 +1,156 @@
+"""The scoreboard: one page made from the results of all experiments that are there."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from palimpsest.reproduce.experiment import VARIANTS
+from palimpsest.reproduce.summary import FORMAT
+from palimpsest.storage import write_atomically
+
+CERTAIN = 0.01  # p below which a difference is called one
+SHOWN = {
+    "mean SSIM": "{:.3f}",
+    "above 0.4": "{:.1f}",
+    "above 0.6": "{:.1f}",
+    "above 0.9": "{:.1f}",
+    "mean L2": "{:.2f}",
+    "best-25 L2": "{:.2f}",
+    "held-out above 0.4": "{:.1f}",
+    "seconds": "{:.1f}",
+}
+HEAD = """# Scoreboard
+
+Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
+splitting, with it, and with its controls. This page and its figures are made by `palimpsest reproduce NAME --summarise`
+from `results/`, which holds every number; each row names the command that makes it again. Rows are means over seeds; k
+is the number of candidates at the start. An image is matched with the candidate of the largest normalised
+cross-correlation; SSIM and L2 are taken after min–max scaling. "Held-out above 0.4" counts images of the same kind that
+were never trained on: what a row shows above 0.4 is worth only as much as it exceeds that.
+
+Tests are two-sided sign tests over images, pooled over seeds. Images of one network are not independent of each other,
+so p-values are somewhat too small; differences with p ≥ 0.01 are not called any.
+
+The variants:
+"""
+
+
+def write(docs: Path) -> Path:
+    """Write scoreboard.md from all results beside it."""
+    results = [content for path in sorted((docs / "results").glob("*.json")) if (content := _read(path))]
+    path = docs / "scoreboard.md"
+    write_atomically(path, page(results).encode())
+    return path
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return content if isinstance(content, dict) and content.get("scoreboard") == FORMAT else None
+
+
+def page(results: Sequence[dict[str, Any]]) -> str:
+    """The whole page, in Markdown."""
+    variants = "\n".join(f"- *{name}*: {words}" for name, words in VARIANTS.items())
+    sections = ["\n\n".join(_section(content)) for content in results]
+    return "\n\n".join([HEAD + variants, *sections]) + "\n"
+
+
+def _section(content: dict[str, Any]) -> Iterator[str]:
+    yield f"## {content['title']}"
+    yield f"**The paper:** {content['paper'].strip()}"
+    yield "**What we find:**\n\n" + "\n".join(_findings(content))
+    if content["goals"]:
+        yield "**Asked for:**\n\n" + "\n".join(map(_goal, content["goals"]))
+    yield _table(content)
+    if content["tests"]:
+        yield _tests(content["tests"], content["metric"])
+    yield from (f"![{caption}](results/{name})\n\n*{caption}*" for name, caption in content["figures"].items())
+    yield "\n".join(f"- Network of seed {network['seed']}: {network['summary']}" for network in content["networks"])
+    yield f"Made on: {', '.join(content['devices'])}. All parts: `{content['command']}`"
+
+
+# --- what splitting does, in words --------------------------------------------------------------
+
+
+def _findings(content: dict[str, Any]) -> Iterator[str]:
+    kinds = dict.fromkeys((test["column"], test["candidates"], test["variant"]) for test in content["tests"])
+    for kind in kinds:
+        tests = [t for t in content["tests"] if (t["column"], t["candidates"], t["variant"]) == kind]
+        yield _finding(*kind, tests)
+    for row in content["rows"]:
+        if "distinct candidates" in row:
+            counts = f"{row['distinct candidates']:.0f} of {row['final candidates']:.0f} candidates are distinct"
+            what = f"{row['column']}, {row['variant']}, k = {row['candidates']}"
+            yield f"- {what}: in the end {counts}; there are {content['training']['images']} images."
+    spans = {network.get("images by the span") for network in content["networks"]} - {None}
+    if spans:
+        yield f"- The first layer's change alone gives the number of images as {', '.join(map(str, sorted(spans)))}."
+    if len(content["networks"]) > len({network["seed"] for network in content["networks"]}):
+        yield "- Some seeds were trained more than once, so that not all parts were read from the same weights."
+    if not kinds and not spans:
+        yield "- Nothing yet: there is no run with splitting to compare."
+
+
+def _finding(column: str, k: int, variant: str, tests: Sequence[dict[str, Any]]) -> str:
+    """One sentence on whether splitting helps, and one on what of that its controls leave."""
+    verdicts = {test["against"]: _verdict(test) for test in tests}
+    plain = next((test for test in tests if test["against"] == "none"), None)
+    words = {"better": "helps", "worse": "hurts", "even": "does not help"}
+    text = f"- **{column}, k = {k}: {variant} "
+    if plain is None:
+        text += "was not compared with no splitting.**"
+    else:
+        count = f"better on {plain['better']} images, worse on {plain['worse']}, p = {plain['p']:.1g}"
+        best = f"of each seed's 25 best, {plain['top better']} of {plain['top']} gained"
+        text += f"{words[verdicts['none']]}** ({count}; {best})."
+    against = {word: [name for name in verdicts if name != "none" and verdicts[name] == word] for word in words}
+    phrases = {"better": "better than", "even": "not to be told from", "worse": "worse than"}
+    rest = [f"{phrase} {', '.join(against[word])}" for word, phrase in phrases.items() if against[word]]
+    return text + (f" It is {'; '.join(rest)}." if rest else "")
+
+
+def _verdict(test: dict[str, Any]) -> str:
+    if test["p"] >= CERTAIN:
+        return "even"
+    return "better" if test["better"] > test["worse"] else "worse"
+
+
+def _goal(goal: dict[str, Any]) -> str:
+    least = goal["at_least"] is not None
+    bound, measured = goal["at_least"] if least else goal["at_most"], goal["measured"]
+    what = f"{goal['column']}, {goal['variant']}, k = {goal['candidates']}: {goal['measure']}"
+    asked = f"{'at least' if least else 'at most'} {bound:g}"
+    if measured is None:
+        return f"- {what} {asked}: not measured yet"
+    reached = measured >= bound if least else measured <= bound
+    return f"- {what} {asked}: {measured:.4g}, {'reached' if reached else '**not reached**'}"
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def _table(content: dict[str, Any]) -> str:
+    def row(of: dict[str, Any]) -> list[str]:
+        options = f"--column {of['column']} --variant {of['variant']} --candidates {of['candidates']}"
+        numbers = [form.format(of[name]) for name, form in SHOWN.items()]
+        return [of["column"], of["variant"], str(of["candidates"]), *numbers, str(len(of["seeds"])),
+                f"`{content['command']} {options}`"]  # fmt: skip
+
+    return _markdown(["column", "variant", "k", *SHOWN, "seeds", "command"], map(row, content["rows"]))
+
+
+def _tests(tests: Sequence[dict[str, Any]], metric: str) -> str:
+    def row(of: dict[str, Any]) -> list[str]:
+        counts = [of["better"], of["worse"], f"{of['p']:.1g}", f"{of['top better']} of {of['top']}"]
+        return [of["column"], str(of["candidates"]), f"{of['variant']} against {of['against']}", *map(str, counts)]
+
+    head = ["column", "k", f"by {metric.upper()}", "better", "worse", "p", "of the best 25 a seed, better"]
+    return _markdown(head, map(row, tests))
+
+
+def _markdown(head: Sequence[str], rows: Any) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)

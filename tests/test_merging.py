@@ -1,0 +1,89 @@
+"""Merging: what it leaves unchanged, what it refuses to merge, and that it works within a run."""
+
+import pytest
+import torch
+
+import palimpsest as pal
+from cases import Case
+from palimpsest.errors import InvalidInputError
+from palimpsest.merging import Merging, contributions, merge
+
+
+def with_copies(case: Case, copies=(0, 2, 2)):
+    """The case's candidates with some of them repeated, their multipliers shared out unevenly."""
+    index = torch.tensor([*range(len(case.x)), *copies])
+    share = torch.linspace(0.3, 1.0, len(index), dtype=torch.float64)
+    share = share / torch.zeros(len(case.x)).double().index_add(0, index, share)[index]
+    λ = case.multipliers[index] * share.reshape(-1, *[1] * (case.multipliers.ndim - 1))
+    return case.x[index], λ, None if case.labels is None else case.labels[index]
+
+
+def test_merging_exact_copies_undoes_them_and_leaves_the_loss_unchanged(case: Case):
+    copied = with_copies(case)
+    merged = merge(case.objective, *copied, Merging(dead=0.0))
+    before, after = case.objective.loss(*copied), case.objective.loss(merged.x, merged.multipliers, merged.labels)
+    assert len(merged.x) == len(case.x)
+    assert abs(after - before) <= 1e-12 * before
+    assert torch.allclose(merged.x, case.x)
+    assert torch.allclose(merged.multipliers, case.multipliers)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_order_of_the_candidates_does_not_matter(case: Case, seed):
+    x, λ, labels = with_copies(case)
+    near = x + 1e-3 * torch.randn(x.shape, generator=torch.Generator().manual_seed(seed), dtype=x.dtype)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
+    plain = merge(case.objective, near, λ, labels)
+    permuted = merge(case.objective, near[order], λ[order], None if labels is None else labels[order])
+    i, j = plain.kept.argsort(), order[permuted.kept].argsort()
+    assert torch.equal(plain.kept[i], order[permuted.kept][j])
+    assert torch.allclose(plain.x[i], permuted.x[j])
+    assert torch.allclose(plain.multipliers[i], permuted.multipliers[j])
+
+
+def test_opposite_multipliers_other_labels_and_other_lengths_are_no_copies():
+    objective = pal.KKT(pal.networks.MLP(6, (7,)).double(), sharpness=4.0)
+    x = torch.randn(1, 6, dtype=torch.float64).repeat(2, 1)
+    ones, y = torch.ones(2, dtype=torch.float64), torch.tensor([1, 1])
+    policy = Merging(dead=0.0)
+    assert len(merge(objective, x, ones, y, policy).x) == 1
+    assert len(merge(objective, x, ones, torch.tensor([1, -1]), policy).x) == 2
+    assert len(merge(objective, x * torch.tensor([[1.0], [2.0]]), ones, y, policy).x) == 2
+    signed = pal.KKT(pal.networks.MLP(6, (7,)).double(), signed=True, sharpness=4.0)
+    assert len(merge(signed, x, torch.tensor([1.0, -0.5]).double(), None, policy).x) == 2
+
+
+def test_the_dead_are_dropped(case: Case):
+    x, λ, labels = case.arguments
+    λ = λ.clone()
+    λ[1] *= 1e-6
+    merged = merge(case.objective, x, λ, labels, Merging(alike=1.0, dead=1e-3))
+    assert merged.kept.tolist() == [0, 2, 3]
+    assert torch.equal(merged.x, x[merged.kept])
+    sizes = contributions(case.objective, x, λ, labels)
+    assert sizes[1] < 1e-3 * sizes.max()
+
+
+def test_a_run_merges_before_it_splits_and_keeps_account():
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+    rec = pal.reconstruct(
+        pal.NTK(final, initial.state_dict()),
+        image_shape=(1, 3, 3),
+        candidates=6,
+        steps=30,
+        splitting=pal.Splitting(share=0.5),
+        merging=Merging(alike=0.1, dead=0.3),
+        progress=False,
+    )
+    rounds = [entry for entry in rec.history if "split" in entry]
+    assert sum(entry["merged"] for entry in rounds) > 0
+    assert len(rec.images) == 6 + sum(entry["split"] - entry["merged"] for entry in rounds)
+    assert len(set(rec.ids.tolist())) == len(rec.ids)
+    assert all(isinstance(entry["merging"], float) for entry in rounds)
+
+
+@pytest.mark.parametrize("options", [{"alike": 0.0}, {"alike": 1.5}, {"dead": 1.0}, {"dead": -0.1}])
+def test_policies_that_make_no_sense_are_refused(options):
+    with pytest.raises(InvalidInputError):
+        Merging(**options)

@@ -1,0 +1,214 @@
+"""The experiments: that their files make sense, and that one runs, resumes and is summed up."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import palimpsest as pal
+from palimpsest.errors import InvalidInputError
+from palimpsest.reproduce import Options, experiment, reproduce, scoreboard, summary
+from palimpsest.reproduce.__main__ import main
+from palimpsest.reproduce.figures import LARGEST
+from palimpsest.reproduce.runner import Curve, Part, Runner
+from palimpsest.solver import Settings
+
+TINY = """
+based_on = "ntk-cifar10"
+title = "Tiny"
+seeds = [0, 1]
+goals = [{ column = "ours", variant = "none", candidates = 4, measure = "mean SSIM", at_least = 2.0 }]
+training = { data = "digits", images = 8, hidden = [12], steps = 50 }
+
+[columns.published]
+candidates = [4]
+steps = 24
+
+[columns.ours]
+candidates = [4]
+steps = 24
+variants = ["none", "splitting", "merging", "restarts", "random", "duplicate", "final-k", "equal-compute"]
+merging = { alike = 0.95, dead = 0.01 }
+"""
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    """A folder in which all parts of a tiny experiment were run and summed up."""
+    folder = tmp_path_factory.mktemp("reproduce")
+    (folder / "tiny.toml").write_text(TINY)
+    assert main(arguments(folder)) == 0
+    assert main([*arguments(folder), "--summarise"]) == 0
+    return folder
+
+
+def arguments(folder):
+    return [str(folder / "tiny.toml"), "--out", str(folder / "runs"), "--docs", str(folder / "docs")]
+
+
+def runner_in(folder):
+    return Runner(experiment.load(str(folder / "tiny.toml")), folder / "runs" / "tiny")
+
+
+# --- the files ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
+@pytest.mark.parametrize("name", experiment.names())
+def test_every_experiment_is_well_described(name, small):
+    known = experiment.load(name, small=small)
+    assert set(known.columns) == {"published", "ours"}
+    assert known.training.data in (("faces", "digits") if small else ("mnist", "cifar10"))
+    assert known.metric == ("l2" if "mnist" in name else "ssim")
+    assert known.paper
+    for column in known.columns.values():
+        assert {"none", "splitting", "final-k", "equal-compute"} <= set(column.variants) <= set(experiment.VARIANTS)
+        for variant in column.variants:
+            Settings(candidates=column.candidates[0], steps=column.steps, **column.settings(), **column.policy(variant))
+    published, ours = known.columns["published"], known.columns["ours"]
+    assert published.schedule == "constant"
+    assert published.sharpness[0] == published.sharpness[1]
+    assert "TotalVariation" in ours.priors
+    assert "TotalVariation" not in published.priors
+    rows = {(name, v, k) for name, c in known.columns.items() for v in c.variants for k in c.candidates}
+    assert all((goal.column, goal.variant, goal.candidates) in rows for goal in known.goals)
+    assert all(goal.measure in summary.MEASURES for goal in known.goals)
+
+
+@pytest.mark.parametrize(
+    "text", ["title = 3 4", 'based_on = "ntk-cifar10"\nmood = "good"', 'title = "nothing else"', 'based_on = "x"']
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, capsys):
+    (tmp_path / "wrong.toml").write_text(text)
+    assert main([str(tmp_path / "wrong.toml"), "--out", str(tmp_path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_the_module_needs_neither_the_command_line_nor_downloads():
+    hide = "import sys; sys.modules.update(tyro=None, pooch=None, skimage=None, sklearn=None)"
+    show = "from palimpsest.reproduce.__main__ import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", f"{hide}; {show}"], capture_output=True, text=True, check=True)
+    assert "--budget" in done.stdout
+
+
+# --- running ------------------------------------------------------------------------------------
+
+
+def test_every_part_is_there_and_none_is_done_again(tiny, capsys, monkeypatch):
+    runner = runner_in(tiny)
+    assert len(runner.parts()) == 2 * (6 + 8)
+    assert all(runner.done(part) for part in runner.parts())
+    for work in ("_run", "_train"):
+        monkeypatch.setattr(Runner, work, lambda *_: pytest.fail("there was nothing left to do"))
+    assert runner.network(0)[2]["weights"] == runner.done(runner.parts()[0])["training"]["weights"]
+    assert main(arguments(tiny)) == 0
+    assert "28 of 28 parts are there" in capsys.readouterr().out
+
+
+def test_the_controls_take_as_much_as_splitting_does(tiny):
+    runner = runner_in(tiny)
+    results = {v: runner.done(Part("ours", v, 4, 0)) for v in experiment.VARIANTS}
+    split = results["splitting"]
+    assert split["final candidates"] > 4
+    assert results["final-k"]["candidates"] == split["final candidates"]
+    assert results["equal-compute"]["candidate-steps"] == pytest.approx(split["candidate-steps"], rel=0.1)
+    assert results["random"]["final candidates"] > 4
+    assert results["restarts"]["final candidates"] == results["none"]["final candidates"] == 4
+    assert results["merging"]["distinct candidates"] <= results["merging"]["final candidates"]
+
+
+def test_curves_follow_the_scores_of_a_run(tiny):
+    runner = runner_in(tiny)
+    data = runner.data(0)
+    curve = Curve(data, every=10)
+    x = data.centred(data.train.images) + 0.1 * torch.randn(8, 1, 8, 8, generator=torch.Generator().manual_seed(0))
+    for step in (0, 5, 10):
+        state = SimpleNamespace(step=step, x=x)
+        curve.on_record(state, {"step": step, "loss": 1.0, "candidates": len(x)})
+    score = pal.score(x, data.train.images, mean=data.mean)
+    assert [point["step"] for point in curve.points] == [0, 10]
+    assert curve.points[0]["ssim"] == pytest.approx(float(score.ssim.mean()), rel=1e-5)
+    assert curve.points[0]["l2"] == pytest.approx(float(score.l2.mean()), rel=1e-5)
+
+
+def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY.replace("steps = 24\nvariants", "steps = 25\nvariants"))
+    changed = Runner(experiment.load(str(tmp_path / "tiny.toml")), tiny / "runs" / "tiny")
+    assert changed.done(Part("ours", "none", 4, 0)) is None
+    assert changed.done(Part("published", "none", 4, 0)) is not None
+
+
+def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tmp_path, capsys):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    assert main([*arguments(tmp_path), "--budget", "-1"]) == 0
+    assert "28 parts are left" in capsys.readouterr().out
+    assert not list((tmp_path / "runs" / "tiny").glob("*.json"))
+
+
+def test_a_selection_that_selects_nothing_is_refused(tmp_path):
+    with pytest.raises(InvalidInputError, match="no part"):
+        reproduce(Options(("ntk-cifar10",), seed=(7,), out=tmp_path))
+    with pytest.raises(InvalidInputError, match="name an experiment"):
+        reproduce(Options(()))
+
+
+def test_tuning_sees_no_reported_image(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    known = experiment.load(str(tmp_path / "tiny.toml"))
+    reported, tuning = Runner(known, tmp_path / "a"), Runner(known, tmp_path / "b", tuning=True)
+    assert {part.seed for part in tuning.parts()} == set(experiment.TUNING_SEEDS)
+
+    def images(runner):
+        draws = [runner.data(seed) for seed in runner.seeds]
+        return {x.numpy().tobytes() for d in draws for part in (d.train, d.held_out) for x in part.images}
+
+    assert not images(reported) & images(tuning)
+
+
+# --- summing up ---------------------------------------------------------------------------------
+
+
+def test_the_results_hold_every_number_and_small_figures(tiny):
+    results = tiny / "docs" / "results"
+    content = json.loads((results / "tiny.json").read_text())
+    assert len(content["parts"]) == 28
+    assert all(len(part["ssim"]) == 8 for part in content["parts"])
+    row = next(row for row in content["rows"] if (row["column"], row["variant"]) == ("ours", "splitting"))
+    scores = [part["ssim"] for part in content["parts"] if (part["column"], part["variant"]) == ("ours", "splitting")]
+    assert row["mean SSIM"] == pytest.approx(sum(map(sum, scores)) / 16, rel=1e-4)
+    assert row["seeds"] == [0, 1]
+    against = [t["against"] for t in content["tests"] if (t["column"], t["variant"]) == ("ours", "splitting")]
+    assert against == [name for name in experiment.VARIANTS if name != "splitting"]
+    assert sorted(content["figures"]) == ["tiny-curves.png", "tiny-images.png"]
+    assert all(0 < (results / name).stat().st_size < LARGEST for name in content["figures"])
+
+
+def test_the_scoreboard_says_what_was_found(tiny):
+    (tiny / "docs" / "results" / "other.json").write_text('{"command": "something else"}')
+    page = scoreboard.write(tiny / "docs").read_text()
+    assert page.count("## ") == 1
+    assert "## Tiny" in page
+    assert "21 gain SSIM by splitting" in page
+    assert "**not reached**" in page
+    assert "--column ours --variant equal-compute --candidates 4`" in page
+    assert "ours, k = 4: splitting " in page
+
+
+def test_the_sign_test_counts_and_ignores_ties():
+    assert summary.sign_test([1.0] * 9 + [-1.0] + [0.0] * 5) == {"better": 9, "worse": 1, "p": pytest.approx(22 / 1024)}
+    assert summary.sign_test([0.0])["p"] == 1.0
+
+
+@pytest.mark.parametrize(
+    ("better", "worse", "p", "words"),
+    [(90, 10, 1e-9, "helps"), (10, 90, 1e-9, "hurts"), (52, 48, 0.7, "does not help")],
+)
+def test_a_finding_is_plain(better, worse, p, words):
+    test = {"better": better, "worse": worse, "p": p, "top": 25, "top better": 21}
+    sentence = scoreboard._finding("ours", 60, "splitting", [test | {"against": a} for a in ("none", "random")])
+    assert f"splitting {words}**" in sentence
+    assert "21 of 25" in sentence
+    assert sentence.endswith("random.")
