@@ -112,7 +112,7 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--image", "25x25"], "as in 3,32,32"),
+        (["--image", "25x25"], "such as 3,32,32"),
         (["--image", "3,0,32"], "at least 1"),
         (["--candidates", "-1"], "at least 1"),
         (["--turns", "0"], "measure nothing"),

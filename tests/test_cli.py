@@ -256,7 +256,8 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     for folder in (torn, whole):
         assert main(["train", "--out", str(folder), *SMALL, "--steps", "50"]) == 0
     command = [sys.executable, "-m", "palimpsest.cli", "reconstruct", str(torn), *long]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums in one order
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     while not list(torn.glob("snapshots/with-000002*")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
@@ -265,7 +266,6 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     assert process.returncode == 1
     assert "go on with" in message
     assert (torn / "checkpoint.safetensors").exists()
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     for folder in (torn, whole):
         subprocess.run([*command[:4], str(folder), *long], check=True, env=environment)
     images = [RunFolder(folder).variants()["with"]["images"] for folder in (torn, whole)]
