@@ -270,3 +270,10 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
         subprocess.run([*command[:4], str(folder), *long], check=True, env=environment)
     images = [RunFolder(folder).variants()["with"]["images"] for folder in (torn, whole)]
     assert torch.equal(*images)
+
+
+def test_a_mode_that_the_device_lacks_is_refused_in_one_sentence(tmp_path, capsys):
+    assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--steps", "5"]) == 0
+    capsys.readouterr()
+    assert main(["reconstruct", str(tmp_path / "run"), "--mode", "graph", "--device", "cpu"]) == 2
+    assert "there are no CUDA graphs on cpu" in capsys.readouterr().err

@@ -17,6 +17,7 @@ from palimpsest import (
 from palimpsest.auditing import audit
 from palimpsest.callbacks import Callback
 from palimpsest.certificate import certify
+from palimpsest.execution import Execution
 from palimpsest.first_layer import span
 from palimpsest.identifiability import identify
 from palimpsest.merging import Merging
@@ -32,6 +33,7 @@ __all__ = [
     "KKT",
     "NTK",
     "Callback",
+    "Execution",
     "Merging",
     "MulticlassKKT",
     "Reconstruction",

@@ -22,6 +22,7 @@ from palimpsest import auditing, benchmark, jobs, journal
 from palimpsest.auditing import truth
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
+from palimpsest.execution import Execution, Mode
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.reproduce import Options, reproduce
 from palimpsest.runs import RunFolder
@@ -80,6 +81,8 @@ class Reconstruct:
     """Which variants to run."""
     tensorboard: bool = False
     """Also write the curves for TensorBoard, into the run folder."""
+    mode: Mode = "auto"
+    """How steps run: one by one, with elementwise work compiled, as a CUDA graph, or both; the result is the same."""
     device: Device = "auto"
 
     def run(self) -> None:
@@ -88,7 +91,12 @@ class Reconstruct:
             callbacks: list[Callback] = [TensorBoard(self.folder / "tensorboard")] if self.tensorboard else []
             try:
                 jobs.reconstruct(
-                    folder, self.reading, device=_device(self.device), variants=variants, callbacks=callbacks
+                    folder,
+                    self.reading,
+                    device=_device(self.device),
+                    variants=variants,
+                    callbacks=callbacks,
+                    execution=Execution(mode=self.mode),
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(

@@ -198,6 +198,7 @@ def reconstruct(
     variants: Sequence[str] = ("without", "with"),
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    execution: pal.Execution | None = None,
 ) -> None:
     """Read images out of the folder's weights, each variant in turn; what is finished is not done again."""
     job.check()
@@ -230,6 +231,7 @@ def reconstruct(
             checkpoint=folder.checkpoint,
             callbacks=[*callbacks, Journal(VARIANTS[variant], job.steps), snapshots],
             progress=progress,
+            execution=execution,
         )
         folder.add_variant(variant, rec, _jsonable(asdict(job)), time.monotonic() - began)
 
