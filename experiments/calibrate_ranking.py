@@ -259,8 +259,10 @@ def judge(options: argparse.Namespace) -> None:
     results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
     shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
     table = check(results, shipped["coefficients"])
-    command = f"python experiments/calibrate_ranking.py --set large --device cuda, then --judge {options.judge}"
-    options.judge.write_text(json.dumps({"command": command, "held back": table}, indent=1) + "\n")
+    read = f"--set large --device cuda --steps {options.steps} --restarts {options.restarts}"
+    command = f"python experiments/calibrate_ranking.py {read}, then with --judge {options.judge}"
+    written = {"command": command, "networks": [row["model"] for row in table["top"]], "map": shipped["command"]}
+    options.judge.write_text(json.dumps(written | {"held back": table}, indent=1) + "\n")
 
 
 def summarise(results: list[dict], options: argparse.Namespace) -> None:
