@@ -16,7 +16,7 @@ from palimpsest.benchmark import steps
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import Execution, memory
 from palimpsest.execution.allocator import keep_freed_memory
-from palimpsest.objectives import dense
+from palimpsest.objectives import dense, gram
 from palimpsest.parametrisation import Everywhere
 from palimpsest.priors import Box, TotalVariation
 from palimpsest.solver import Settings, Solver
@@ -35,6 +35,41 @@ def test_dense_stacks_are_recognised_and_differentiated_as_autograd_does(case: C
     by_autograd = case.objective.by_autograd().loss_and_gradients(*case.arguments)
     assert (case.objective._dense is not None) == ("mlp" in request.node.name)
     assert all(close(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
+
+
+def test_a_step_without_the_residual_is_the_same_step(case: Case, request):
+    """Over the whole table, in float64, where it is not taken by itself."""
+    objective, (x, λ, labels) = case.objective, case.arguments
+    objective.check(x, λ, labels)
+    if objective._dense is None or len(objective._dense) < 2:
+        return
+    parts = (objective._dense, objective.tangents, objective.target, objective.weights, len(x), objective._top)
+    with torch.no_grad():
+        _, *expected = objective.pulls(x, λ, labels)
+        objective._gram = gram.GramStep(*parts)
+        actual = objective.slopes(x, λ, labels)
+    assert all(close(a, b) for a, b in zip(actual, expected, strict=True))
+
+
+@pytest.mark.parametrize("candidates", [3, 40])
+def test_the_residual_is_left_out_where_candidates_are_few(candidates):
+    """2k(d + m) multiplications stand against dm; either way the gradients agree to single precision."""
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP(60, (50, 40)), sharpness=5.0)
+    x, λ, y = torch.randn(candidates, 60), torch.rand(candidates), 1 - 2 * (torch.arange(candidates) % 2)
+    _, dx, dλ = objective.loss_and_gradients(x, λ, y)
+    assert (objective._gram is not None) == (candidates == 3)
+    with torch.no_grad():
+        λ_grad_g, g = objective.slopes(x, λ, y)
+    assert close(-2 * λ_grad_g, dx, 1e-5)
+    assert close(-2 * g, dλ, 1e-5)
+
+
+def test_a_curved_scalar_is_not_taken_for_a_linear_one():
+    outputs = torch.randn(3, 1)
+    scalars = {"y": lambda Φ: Φ[:, 0] * 0.3, "abs": lambda Φ: Φ[:, 0].abs(), "square": lambda Φ: Φ[:, 0].square()}
+    kinds = {name: dense.top_of(outputs, scalar) for name, scalar in scalars.items()}
+    assert kinds == {"y": dense.LinearTop, "abs": dense.Top, "square": dense.Top}
 
 
 def test_plain_relus_are_differentiated_as_autograd_does():

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -104,11 +103,12 @@ class TotalVariation(Prior):
         """Each difference δ pulls at its two pixels by ±δ / √(δ² + smoothing)."""
         dx = torch.zeros_like(images)
         if images.ndim >= 4:
-            for axis, edges in ((-1, (1, 1)), (-2, (0, 0, 1, 1))):
+            for axis in (-1, -2):
                 δ = images.diff(dim=axis)
-                pull = δ * (δ.square() + self.smoothing).rsqrt()
-                dx = dx - F.pad(pull, edges).diff(dim=axis)
-        return dx * (self.weight / images.numel()), torch.zeros_like(multipliers)
+                pull = δ.square().add_(self.smoothing).rsqrt_().mul_(δ)
+                dx.narrow(axis, 1, δ.shape[axis]).add_(pull)
+                dx.narrow(axis, 0, δ.shape[axis]).sub_(pull)
+        return dx.mul_(self.weight / images.numel()), torch.zeros_like(multipliers)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -192,11 +192,12 @@ class Solver:
         β, strength, *others = pace.unbind()
         objective = self._at(β)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
-        r, λ_grad_g, g = objective.pulls(x, λ, tensors.get("labels"))
-        watched = None
+        point, watched = (x, λ, tensors.get("labels")), None
+        λ_grad_g, g = objective.slopes(*point)
         if watch:
+            loss = objective.norm_squared(objective.residual(*point)) / self._T2
             penalty = strength * self.prior.value(self.where.images(x), λ / unit)
-            watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
+            watched = {"loss": loss, "penalty": penalty, "pull": λ_grad_g.norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
         step = (self.settings.optimiser, self.where.unit, objective.signed, x, λ, unit)
         _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)

@@ -6,7 +6,9 @@ too, and a counter there says which of its rows is next.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -59,7 +61,7 @@ class Graph:
         for name in self._programs:
             graphs[name] = torch.cuda.CUDAGraph()
             try:
-                with torch.cuda.graph(graphs[name], pool=pool):
+                with _nothing_collected(), torch.cuda.graph(graphs[name], pool=pool):
                     self._results[name] = self._once(name)
             except RuntimeError as error:
                 raise UnsupportedNetworkError("", CAPTURE) from error
@@ -69,6 +71,19 @@ class Graph:
         pace = self._paces.index_select(0, self._next)[0]
         self._next.add_(1)
         return self._programs[name](self._buffers, pace) or {}
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """A graph of an earlier run that Python happens to free while another is captured would spoil the capture."""
+    gc.collect()
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:

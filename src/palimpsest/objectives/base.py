@@ -35,7 +35,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.objectives import dense, weighting
+from palimpsest.objectives import dense, gram, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.parametrisation import Parametrisation
 from palimpsest.precision import matrix_products
@@ -95,6 +95,8 @@ class Objective(ABC):
         self._where: Parametrisation | None = None
         self._recognises_dense = True
         self._dense: tuple[dense.Layer, ...] | None = None
+        self._gram: gram.GramStep | None = None
+        self._top = dense.Top
         self._checked: tuple[tuple, Tensor | None] | None = None
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
@@ -136,8 +138,18 @@ class Objective(ABC):
         r, λ_grad_g, g = self.pulls(x, multipliers, labels)
         return self.norm_squared(r), -2 * λ_grad_g, -2 * g
 
+    def slopes(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
+        """(∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step."""
+        if self._gram is None:
+            return self.pulls(x, multipliers, labels)[1:]
+        images = self._images(x)
+        d_images, g = self._gram.pulls(
+            images.flatten(1), self._per_tangent(multipliers), partial(self._φ_of, labels=labels), self.sharpness
+        )
+        return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
+
     def pulls(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, Tensor, Tensor]:
-        """(r, ∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step."""
+        """(r, ∇_x Σ_s λ_s g_s, g) of arguments that were checked before."""
         chunks = self.chunks(x, multipliers, labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(*chunks[0])
@@ -218,7 +230,7 @@ class Objective(ABC):
     def by_autograd(self) -> Self:
         """The same objective, differentiated as any network is, even if its layers are dense."""
         other = copy.copy(self)
-        other._recognises_dense, other._dense, other._checked = False, None, None
+        other._recognises_dense, other._dense, other._gram, other._checked = False, None, None, None
         return other
 
     # --- what fits -------------------------------------------------------------------------------
@@ -272,6 +284,12 @@ class Objective(ABC):
         layers = dense.recognise(self._network, self._images(plain)) if self._recognises_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         self._dense = layers if names == set(self.target) else None
+        few = self._dense is not None and gram.pays(self._dense, self.target, len(self.tangents) * len(x))
+        self._top = dense.top_of(self.outputs(plain), partial(self._φ_of, labels=some))
+        self._gram = None
+        if self._dense is not None and few:
+            parts = (self._dense, self.tangents, self.target, self.weights)
+            self._gram = gram.GramStep(*parts, len(x), self._top)
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
@@ -308,6 +326,9 @@ class Objective(ABC):
     def _images(self, x: Tensor) -> Tensor:
         return x if self._where is None else self._where.images(x)
 
+    def _in_coordinates(self, d_images: Tensor) -> Tensor:
+        return d_images if self._where is None else self._where.pulled_back(d_images)
+
     def _linearise(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, dense.Adjoint]:
         """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
         if self._dense is None:
@@ -322,13 +343,12 @@ class Objective(ABC):
         images = self._images(x)
         nodes = list(zip(self.tangents, self._per_tangent(multipliers), strict=True))
         v, on_images = dense.linearise(
-            self._dense, nodes, partial(self._φ_of, labels=labels), images.flatten(1), self.sharpness
+            self._dense, nodes, partial(self._φ_of, labels=labels), images.flatten(1), self.sharpness, self._top
         )
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
             d_images, g = on_images(u)
-            d_images = d_images.view_as(images)
-            return d_images if self._where is None else self._where.pulled_back(d_images), g.view_as(multipliers)
+            return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
 
         return v, pulled_back
 

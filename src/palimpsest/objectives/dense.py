@@ -84,7 +84,7 @@ class _Pass:
     slope: list[Tensor]  # σ'(z_l)
     up: list[Tensor]  # u_l
     δ: list[Tensor]
-    top: tuple[Tensor, Tensor, Tensor]  # δ_L as a function of Φ and λ, and these
+    top: Top
 
 
 def linearise(
@@ -93,6 +93,7 @@ def linearise(
     scalar: Scalar,
     x: Tensor,
     β: float | Tensor | None,
+    kind: type[Top],
 ) -> tuple[Parameters, Adjoint]:
     """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i), and the map R ↦ (x̄, λ̄); λ̄ keeps a node axis where there are several.
 
@@ -102,9 +103,10 @@ def linearise(
         scalar: φ from the network's outputs.
         x: (k, d).
         β: sharpness of the smoothed ReLUs; None for plain ones.
+        kind: what :func:`top_of` returned.
     """
     L = len(layers)
-    passes = [_forward_and_back(layers, θ, λ, scalar, x, β) for θ, λ in nodes]
+    passes = [_forward_and_back(layers, θ, λ, scalar, x, β, kind) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
     v = {}
     for j, layer in enumerate(layers, start=1):
@@ -121,14 +123,12 @@ def linearise(
             ż = [ż_1, ż_1]
             for j, layer in enumerate(layers[1:], start=2):
                 ż.append(_affine(p.h[j - 1], layer, R).addmm_(p.slope[j - 1] * ż[j - 1], p.W[j].T))
-            # ⟨δ_L, Φ̇⟩ = λφ'(Φ)·Φ̇: its derivatives in Φ (none where φ is linear) and in λ
-            δ_L, Φ, λ = p.top
-            z̄, λ̄_s = torch.autograd.grad(δ_L, (Φ, λ), ż[L], allow_unused=True)
+            z̄, λ̄_s = p.top.adjoint(ż[L])
             λ̄.append(λ̄_s)
             for j in range(L - 1, 0, -1):
                 h̄ = p.δ[j + 1] @ R[layers[j].weight]
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
-                z̄ = h̄ * p.slope[j] if β is None else _bent(h̄, p.slope[j], p.up[j], ż[j], β)
+                z̄ = bent(h̄, p.slope[j], p.up[j], ż[j], β)
             if z̄ is not None:
                 x̄.append((z̄, p.W[1]))
         return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
@@ -143,6 +143,7 @@ def _forward_and_back(
     scalar: Scalar,
     x: Tensor,
     β: float | Tensor | None,
+    kind: type[Top],
 ) -> _Pass:
     L = len(layers)
     W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] only fill the place
@@ -150,17 +151,50 @@ def _forward_and_back(
     for j, layer in enumerate(layers, start=1):
         z = _affine(h[-1], layer, θ)
         if j < L:
-            h_j, slope_j = _rectified(z) if β is None else _smoothly_rectified(z, β)
+            h_j, slope_j = rectified(z, β)
             h.append(h_j)
             slope.append(slope_j)
-    with torch.enable_grad():
-        Φ, λ = z.detach().requires_grad_(), λ.detach().requires_grad_()
-        (δ_L,) = torch.autograd.grad(scalar(Φ), Φ, λ, create_graph=True)
-    up, δ = [x] * (L + 1), [δ_L.detach()] * (L + 1)
+    top = kind(z, λ, scalar)
+    up, δ = [x] * (L + 1), [top.δ] * (L + 1)
     for j in range(L - 1, 0, -1):
         up[j] = δ[j + 1] @ W[j + 1]
         δ[j] = up[j] * slope[j]
-    return _Pass(W, h, slope, up, δ, (δ_L, Φ, λ))
+    return _Pass(W, h, slope, up, δ, top)
+
+
+class Top:
+    """δ_L = λφ'(Φ) for scalars φ of the outputs Φ, and the derivatives of ⟨δ_L, Φ̇⟩."""
+
+    def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
+        with torch.enable_grad():
+            self._Φ, self._λ = Φ.detach().requires_grad_(), λ.detach().requires_grad_()
+            (self._δ_L,) = torch.autograd.grad(scalar(self._Φ), self._Φ, self._λ, create_graph=True)
+        self.δ = self._δ_L.detach()
+
+    def adjoint(self, Φ̇: Tensor) -> tuple[Tensor | None, Tensor]:
+        """∂/∂Φ, None where φ is linear, and ∂/∂λ."""
+        z̄, λ̄ = torch.autograd.grad(self._δ_L, (self._Φ, self._λ), Φ̇, allow_unused=True)
+        return z̄, λ̄
+
+
+class LinearTop(Top):
+    """The same for φ(Φ) = cΦ of a single output, without autograd, whose bookkeeping takes longer than the numbers."""
+
+    def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
+        self._c = scalar(torch.ones_like(Φ))
+        self.δ = (self._c * λ)[:, None]
+
+    def adjoint(self, Φ̇: Tensor) -> tuple[None, Tensor]:
+        return None, self._c * Φ̇[:, 0]
+
+
+def top_of(outputs: Tensor, scalar: Scalar) -> type[Top]:
+    """The quicker one if φ(Φ) = cΦ, which two outputs of either sign betray."""
+    if outputs.shape[1] != 1:
+        return Top
+    c = scalar(torch.ones_like(outputs))
+    linear = c.ndim == 1 and all(torch.equal(scalar(torch.full_like(outputs, a)), a * c) for a in (-2.0, 0.0, 4.0))
+    return LinearTop if linear else Top
 
 
 def _affine(h: Tensor, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
@@ -175,18 +209,30 @@ def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
-def _rectified(z: Tensor) -> tuple[Tensor, Tensor]:
-    return z.relu(), (z > 0).to(z)
+def rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
+    """σ(z) and σ'(z)."""
+    return (z.relu(), (z > 0).to(z)) if β is None else _smoothly_rectified(z, β)
+
+
+def bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
+    """σ' ∘ h̄ + σ'' ∘ u ∘ ż."""
+    return h̄ * slope if β is None else _smoothly_bent(h̄, slope, u, ż, β)
 
 
 @fusible
 def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
-    """σ(z) and σ'(z) for the softplus σ of :mod:`palimpsest.smoothing`."""
-    y = (z * β).clamp_min(-REACH)
-    return F.softplus(y, beta=1, threshold=REACH) / β, y.sigmoid()
+    """For the softplus σ of :mod:`palimpsest.smoothing`."""
+    y = (z * β).clamp_min_(-REACH)
+    slope = y.sigmoid()
+    if y.is_cuda:
+        return F.softplus(y, beta=1, threshold=REACH) / β, slope
+    # log(1 + eʸ) = max(y, 0) − log σ'(|y|): torch's softplus does not use the vector units of a CPU
+    larger = 1 - slope
+    torch.maximum(slope, larger, out=larger)
+    return y.relu_().sub_(larger.log_()).div_(β), slope
 
 
 @fusible
-def _bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor) -> Tensor:
-    """σ' ∘ h̄ + σ'' ∘ u ∘ ż, with σ'' = β σ'(1 − σ')."""
-    return slope * torch.addcmul(h̄, u * ż, β * (1 - slope))
+def _smoothly_bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor) -> Tensor:
+    """With σ'' = β σ'(1 − σ')."""
+    return torch.addcmul(h̄, u * ż, (1 - slope).mul_(β)).mul_(slope)
