@@ -95,6 +95,7 @@ def lanczos() -> dict[str, float]:
     objective.sharpness = 10.0
     x, λ = 0.2 * torch.randn(1000, *CIFAR, device=DEVICE), torch.randn(1000, device=DEVICE)
     with Execution().numbers(DEVICE):
+        start, _ = timed(lambda: x.flatten(1) @ x.flatten(1).T)  # loads the libraries, as in any program
         times = [timed(lambda: pal.splitting.min_eigenpairs(objective, x, λ, iterations=20))[0] for _ in range(4)]
         solver = Solver(
             objective,
@@ -108,14 +109,20 @@ def lanczos() -> dict[str, float]:
             if state.round > before:
                 splitting = seconds
                 after, state = timed(lambda: solver.step(state))  # noqa: B023
-    return {"first": times[0], "warm": min(times[1:]), "whole split": splitting, "50 steps with re-capture": after}
+    return {
+        "first product of the process": start,
+        "first": times[0],
+        "warm": min(times[1:]),
+        "whole split": splitting,
+        "50 steps with re-capture": after,
+    }
 
 
 def scoring() -> dict[str, float]:
     """2,000 candidates against 1,000 images."""
     candidates, images = torch.rand(2000, *CIFAR, device=DEVICE), torch.rand(1000, *CIFAR, device=DEVICE)
     times = [timed(lambda: pal.score(candidates, images[:500], held_out=images[500:]))[0] for _ in range(3)]
-    return {"first": times[0], "warm": min(times[1:])}
+    return {"first product of the process": start, "first": times[0], "warm": min(times[1:])}
 
 
 def training() -> dict[str, Any]:

@@ -17,6 +17,7 @@ from palimpsest.datasets import DataSet
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
 from palimpsest.optimisers import Adam
+from palimpsest.parametrisation import Subspace
 from palimpsest.training import LossName
 
 FILES = resources.files("palimpsest.reproduce") / "experiments"
@@ -71,6 +72,8 @@ class Column:
     schedule: Literal["cosine", "constant"] = "cosine"
     sharpness: tuple[float, float]
     priors: dict[str, dict[str, float]]
+    prior_strength: tuple[float, float] = (1.0, 1.0)
+    within: Literal["everything", "span"] = "everything"
     splitting: dict[str, Any]
     merging: dict[str, float] | None = None
 
@@ -87,8 +90,13 @@ class Column:
             "optimiser": Adam(learning_rate=self.learning_rate),
             "schedule": self.schedule,
             "sharpness": self.sharpness,
+            "prior_strength": self.prior_strength,
             "priors": tuple(getattr(pal.priors, name)(**options) for name, options in self.priors.items()),
         }
+
+    def subspace(self, model: nn.Module, initial: Mapping[str, Tensor]) -> Subspace | None:
+        """Where candidates are looked for, None for everywhere."""
+        return pal.span(model, initial).subspace if self.within == "span" else None
 
     def policy(self, variant: str) -> dict[str, Any]:
         """What tells a variant from the others, for `pal.reconstruct`."""

@@ -18,6 +18,7 @@ import palimpsest as pal
 from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
 from palimpsest.objectives import Objective
+from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction
 from palimpsest.reproduce.experiment import TUNING_SEEDS, VARIANTS, Column, Experiment
 from palimpsest.scoring import Score, matching, metrics
@@ -60,8 +61,9 @@ class Selection:
 class Curve(Callback):
     """Follows the scores of a run, and knows how long that took."""
 
-    def __init__(self, data: DataSet, every: int) -> None:
+    def __init__(self, data: DataSet, every: int, within: Subspace | None = None) -> None:
         self.images, self.mean, self.every = data.train.images, data.mean, every
+        self.within = within and within.shaped(data.image_shape)
         self.points: list[dict[str, float]] = []
         self.seconds = 0.0
 
@@ -76,6 +78,7 @@ class Curve(Callback):
     def _scores(self, x: Tensor) -> dict[str, float]:
         """Mean SSIM and L2 as `pal.score` has them, without what a verdict takes besides."""
         images, mean = self.images.to(x), self.mean.to(x)
+        x = x if self.within is None else self.within.to(x.device, x.dtype).images(x)
         index = matching.match(metrics.pairwise_ncc(images - mean, x))
         shown = metrics.minmax(x[index] + mean)
         return {"ssim": float(metrics.ssim(shown, images).mean()), "l2": float(metrics.l2(shown, images).mean())}
@@ -170,12 +173,14 @@ class Runner:
         model, initial, facts = self.network(part.seed)
         objective = column.objective(model, initial, self.experiment.training.loss)
         effort: dict[str, Any] = self._effort(part, column)
-        curve = Curve(data, effort["steps"] // POINTS)
+        within = column.subspace(model, initial)
+        curve = Curve(data, effort["steps"] // POINTS, within)
         _wait(self.device)
         began = time.perf_counter()
         rec = pal.reconstruct(
             objective,
             image_shape=data.image_shape,
+            within=within,
             seed=part.seed,
             callbacks=[curve],
             progress=False,
