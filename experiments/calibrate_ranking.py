@@ -5,10 +5,11 @@ it shows a training image, by SSIM of at least 0.4, and clearly better than it s
 often the label is wrong is told by exchanging the roles of training and held-out images. Networks with even seeds fit
 the map; those with odd seeds check it. What is finished is kept in --out.
 
-    python experiments/calibrate_ranking.py --out runs/calibration                      the small set, a CPU hour
-    python experiments/calibrate_ranking.py --out runs/calibration --set large --device cuda
+    python experiments/calibrate_ranking.py --out runs/calibration --set medium --device cuda     some minutes
+    python experiments/calibrate_ranking.py --out runs/unseen --set medium --seeds 7 9 --judge docs/results/….json
 
-writes src/palimpsest/auditing/calibration.json and docs/results/ranking.json.
+The first writes src/palimpsest/auditing/calibration.json and docs/results/ranking.json. With --judge the shipped map
+is tried on the networks that an earlier call, the same but without it, has read.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,10 +35,11 @@ from palimpsest.scoring import metrics
 from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
-FEATURES = ("constant", "agreement", "explained")
+FEATURES = ("constant", "agreement", "copies", "crowding", "explained")
 LEAST_SSIM = 0.4
 CLEARLY = 0.1  # by how much a training image must be shown better than any held-out image
 BINS = 5
+RIDGE = 1e-4
 TOP = 25
 
 
@@ -68,12 +71,21 @@ class Model:
         return "-".join(map(str, [*words, self.seed]))
 
 
-def models(which: str) -> list[Model]:
+def models(which: str, seeds: Sequence[int]) -> list[Model]:
     """Networks that leak much, little and nothing: what an audit may meet."""
+    if which == "medium":
+        kinds = [{"data": "faces", "per_class": n} for n in (5, 20, 40)]
+        kinds += [{"data": "faces", "per_class": 20, "shuffled": True}]
+        kinds += [{"data": "cifar10", "per_class": n, "hidden": (1000, 1000)} for n in (20, 50)]
+        tiny: dict = {"data": "digits", "hidden": (200, 200)}  # restarts agree on tiny images for no reason at all
+        kinds += [tiny | {"per_class": n} for n in (5, 20)]
+        untrained = tiny | {"per_class": 5, "loss": "logistic", "training_steps": 1}
+        kinds += [untrained, untrained | {"convolutional": True}]
+        return [Model(seed=seed, **kind) for seed in seeds for kind in kinds]
     if which == "small":
         kinds = [{"per_class": 20}, {"per_class": 40}, {"per_class": 20, "weight_decay": 1e-3}]
         kinds += [{"per_class": 5}, {"per_class": 20, "shuffled": True}]
-        return [Model(data="faces", hidden=(300, 300), seed=seed, **kind) for seed in range(2) for kind in kinds]
+        return [Model(data="faces", hidden=(300, 300), seed=seed, **kind) for seed in seeds[:2] for kind in kinds]
     kinds = [{"data": "faces", "per_class": n} for n in (5, 10, 20, 40, 60)]
     kinds += [{"data": "digits", "per_class": n, "hidden": (300, 300)} for n in (10, 40)]
     kinds += [
@@ -88,7 +100,7 @@ def models(which: str) -> list[Model]:
         {"data": "cifar10", "per_class": 50, "shuffled": True},
     ]
     kinds += [{"data": "mnist", "per_class": 100, "loss": "logistic", "hidden": (1000, 1000)}]
-    return [Model(seed=seed, **kind) for seed in range(6) for kind in kinds]
+    return [Model(seed=seed, **kind) for seed in seeds for kind in kinds]
 
 
 class Convolutional(nn.Module):
@@ -117,12 +129,16 @@ def network(model: Model, data: DataSet) -> nn.Module:
     return pal.networks.MLP(data.image_shape, hidden=model.hidden, outputs=1)
 
 
-def examined(model: Model, options: argparse.Namespace) -> dict:
-    """Train, read, merge, label: the features of every distinct candidate, and whether it is real."""
-    data = pal.datasets.load(
+def images(model: Model, options: argparse.Namespace) -> DataSet:
+    return pal.datasets.load(
         model.data, per_class=model.per_class, held_out_per_class=min(model.per_class, 100 - model.per_class)
         if model.data == "faces" else None, seed=model.seed, task="binary", data_root=options.data_root,
     )  # fmt: skip
+
+
+def examined(model: Model, options: argparse.Namespace) -> dict:
+    """Train, read, merge, label: the features of every distinct candidate, and whether it is real."""
+    data = images(model, options)
     start = network(model, data).to(options.device)
     fit = pal.train(
         start, data.centred(data.train.images), data.train.labels, loss=model.loss, steps=model.training_steps,
@@ -143,6 +159,10 @@ def examined(model: Model, options: argparse.Namespace) -> dict:
         )  # fmt: skip
         tensors, facts = reading.candidates(problem, rec.images, rec.multipliers, rec.labels)
         runs.append(agreement.Run(tensors["images"], tensors["contributions"], facts["loss"]))
+    return described(model, data, runs)
+
+
+def described(model: Model, data: DataSet, runs: list[agreement.Run]) -> dict:
     agreed = agreement.agree(runs)
     φ = ranking.features(agreed)
     trained_on, held_out = (data.centred(part.images) for part in (data.train, data.held_out))
@@ -175,15 +195,15 @@ def matrix(results: list[dict], names: tuple[str, ...]) -> tuple[np.ndarray, np.
 
 
 def fit_map(results: list[dict], names: tuple[str, ...]) -> dict[str, float]:
-    """Coefficients b of the most likely logistic map, each network weighing the same; a slight ridge keeps b finite."""
+    """Coefficients b of the most likely logistic map; a slight ridge keeps them finite."""
     φ, y = matrix(results, names)
-    weight = np.concatenate([np.full(len(r["real"]), 1 / max(1, len(r["real"]))) for r in results])
 
-    def loss(b: np.ndarray) -> float:
+    def loss(b: np.ndarray) -> tuple[float, np.ndarray]:
         z = φ @ b
-        return float(weight @ (np.logaddexp(0, z) - y * z)) + 1e-3 * float(b[1:] @ b[1:])
+        value = np.mean(np.logaddexp(0, z) - y * z) + RIDGE * b[1:] @ b[1:]
+        return float(value), φ.T @ (1 / (1 + np.exp(-z)) - y) / len(y) + 2 * RIDGE * np.r_[0, b[1:]]
 
-    return dict(zip(names, minimize(loss, np.zeros(len(names))).x.round(4).tolist(), strict=True))
+    return dict(zip(names, minimize(loss, np.zeros(len(names)), jac=True).x.round(4).tolist(), strict=True))
 
 
 def probabilities(results: list[dict], b: dict[str, float]) -> list[np.ndarray]:
@@ -227,10 +247,10 @@ def tops(results: list[dict], p: list[np.ndarray], y: list[np.ndarray]) -> list[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True, help="where finished networks are kept")
-    parser.add_argument("--set", choices=("small", "large"), default="small", dest="which")
+    parser.add_argument("--set", choices=("small", "medium", "large"), default="small", dest="which")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path, help="where MNIST and CIFAR-10 files are")
-    parser.add_argument("--seeds", type=int, nargs="*", help="only these, for several processes on one folder")
+    parser.add_argument("--seeds", type=int, nargs="*", help="0 to 5 unless given")
     parser.add_argument("--judge", type=Path, help="judge what --out holds by the shipped map, into this file")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1500)
@@ -240,9 +260,7 @@ def main() -> None:
     if options.judge:
         judge(options)
         return
-    for model in models(options.which):
-        if options.seeds and model.seed not in options.seeds:
-            continue
+    for model in models(options.which, options.seeds or range(6)):
         path = options.out / f"{model.name}.json"
         if not path.exists():
             began = time.monotonic()
@@ -259,7 +277,8 @@ def judge(options: argparse.Namespace) -> None:
     results = [json.loads(path.read_text()) for path in sorted(options.out.glob("*.json"))]
     shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
     table = check(results, shipped["coefficients"])
-    read = f"--set large --device cuda --steps {options.steps} --restarts {options.restarts}"
+    seeds = sorted({r["model"]["seed"] for r in results})
+    read = f"--set {options.which} --steps {options.steps} --seeds {' '.join(map(str, seeds))}"
     command = f"python experiments/calibrate_ranking.py {read}, then with --judge {options.judge}"
     written = {"command": command, "networks": [row["model"] for row in table["top"]], "map": shipped["command"]}
     options.judge.write_text(json.dumps(written | {"held back": table}, indent=1) + "\n")
@@ -267,13 +286,17 @@ def judge(options: argparse.Namespace) -> None:
 
 def summarise(results: list[dict], options: argparse.Namespace) -> None:
     fitting, held_back = ([r for r in results if r["model"]["seed"] % 2 == parity] for parity in (0, 1))
-    sets = [FEATURES[:2], FEATURES]
+    sets = [tuple(name for name in FEATURES if name != left) for left in (*FEATURES[1:], None)]
     losses = {names: left_out(fitting, names) for names in sets}
     for names, loss in losses.items():
         print(f"{loss:.3f} log loss on networks left out, with {', '.join(names[1:])}")
-    chosen = min(sets, key=lambda names: losses[names] + 0.005 * len(names))  # a feature has to pay for itself
+    chosen = min(sets, key=losses.__getitem__)
     b = fit_map(fitting, chosen)
     table = check(held_back, b)
+    table["by data"] = {
+        data: check([r for r in held_back if r["model"]["data"] == data], b)["bins"]
+        for data in sorted({r["model"]["data"] for r in held_back})
+    }
     for row in table["bins"]:
         print(f"estimated {row['estimated']:.2f} observed {row['observed']:.2f} ({row['n']})")
     for row in table["top"]:

@@ -35,6 +35,10 @@ class Agreed:
     images: Tensor
     agreement: Tensor
     """(n,) mean over the other restarts of the best correlation with any of their candidates."""
+    copies: Tensor
+    """(n,) how many candidates of a restart, on average, are alike to each."""
+    crowding: float
+    """Median of the best correlation of a distinct candidate with another: how alike different images look here."""
     explained: float
     """Share of ‖T‖² that the restarts explain."""
 
@@ -57,17 +61,25 @@ def agree(runs: Sequence[Run]) -> Agreed:
     images, numbers = images[alive], numbers[alive]
     explained = 1 - float(torch.tensor([run.loss for run in runs]).median())
     if len(images) == 0:
-        return Agreed(images, torch.zeros(0), explained)
+        return Agreed(images, torch.zeros(0), torch.zeros(0), 0.0, explained)
     ncc = pairwise_ncc(images, images)
     best = torch.stack([_best(ncc, numbers == i) for i in range(len(runs))], dim=1)  # (candidates, restarts)
     others = numbers[:, None] != torch.arange(len(runs))
     agreement = (best * others).sum(1) / max(1, len(runs) - 1)
     leaders = _merged(ncc, agreement)
-    return Agreed(images[leaders], agreement[leaders].float(), explained)
+    copies = (ncc[leaders] > ALIKE).float().sum(1) / len(runs)
+    return Agreed(images[leaders], agreement[leaders].float(), copies, _crowding(ncc[leaders][:, leaders]), explained)
 
 
 def _best(ncc: Tensor, columns: Tensor) -> Tensor:
     return ncc[:, columns].amax(1) if bool(columns.any()) else ncc.new_zeros(len(ncc))
+
+
+def _crowding(ncc: Tensor) -> float:
+    if len(ncc) < 2:
+        return 0.0
+    itself = torch.eye(len(ncc), dtype=torch.bool, device=ncc.device)
+    return float(ncc.masked_fill(itself, -1).amax(1).median())
 
 
 def _merged(ncc: Tensor, agreement: Tensor) -> list[int]:

@@ -17,16 +17,29 @@ from torch import Tensor
 
 from palimpsest.auditing.agreement import Agreed
 
+MOST_COPIES = 3.0  # that tell more than fewer would
 MOST_CERTAIN = 0.98  # no map fitted on a few thousand candidates knows more
 
 
 def features(agreed: Agreed) -> dict[str, Tensor]:
-    """φ: what the probability is a function of."""
+    """φ: what the probability is a function of.
+
+    Aligned faces resemble one another, and restarts then agree on faces that are nobody's; so agreement counts from
+    what different images have in common, which is the crowding.
+    """
+    alike = agreed.crowding
     return {
         "constant": torch.ones(len(agreed)),
-        "agreement": -torch.log10(1.001 - agreed.agreement.clamp(0, 1)),
-        "explained": -torch.log10(1.001 - torch.full((len(agreed),), agreed.explained).clamp(0, 1)),
+        "agreement": _nines((agreed.agreement - alike) / max(1 - alike, 1e-3)),
+        "copies": agreed.copies.clamp_max(MOST_COPIES),
+        "crowding": torch.full((len(agreed),), alike),
+        "explained": _nines(torch.full((len(agreed),), agreed.explained)),
     }
+
+
+def _nines(share: Tensor) -> Tensor:
+    """1 for 0.9, 2 for 0.99, 3 at most."""
+    return -torch.log10(1.001 - share.clamp(-1, 1))
 
 
 @dataclass(frozen=True)

@@ -58,13 +58,14 @@ class Graph:
                 self._once(name)
         torch.cuda.current_stream(paces.device).wait_stream(stream)
         pool, graphs = torch.cuda.graph_pool_handle(), {}
-        for name in self._programs:
-            graphs[name] = torch.cuda.CUDAGraph()
-            try:
-                with _nothing_collected(), torch.cuda.graph(graphs[name], pool=pool):
-                    self._results[name] = self._once(name)
-            except RuntimeError as error:
-                raise UnsupportedNetworkError("", CAPTURE) from error
+        with _nothing_collected():
+            for name in self._programs:
+                graphs[name] = torch.cuda.CUDAGraph()
+                try:
+                    with torch.cuda.graph(graphs[name], pool=pool):
+                        self._results[name] = self._once(name)
+                except RuntimeError as error:
+                    raise UnsupportedNetworkError("", CAPTURE) from error
         self._graphs = graphs
 
     def _once(self, name: str) -> Tensors:

@@ -414,12 +414,15 @@ def _sum(tensors: Sequence[Tensor]) -> Tensor:
 def _adjoint(
     v: Parameters, inputs: tuple[Tensor, ...], u: Mapping[str, Tensor], *, differentiable: bool = False
 ) -> tuple[Tensor, ...]:
-    """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on."""
-    parts = [(value, u[name]) for name, value in v.items() if value.requires_grad]
-    if not parts:
-        return tuple(map(torch.zeros_like, inputs))
-    outputs, cotangents = zip(*parts, strict=True)
-    return torch.autograd.grad(outputs, inputs, cotangents, create_graph=differentiable, materialize_grads=True)
+    """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on.
+
+    As the gradient of ⟨v, u⟩: torch imports a library of symbolic algebra, a second or more, when given cotangents.
+    """
+    with torch.enable_grad():
+        parts = [torch.dot(value.flatten(), u[name].flatten()) for name, value in v.items() if value.requires_grad]
+        if not parts:
+            return tuple(map(torch.zeros_like, inputs))
+        return torch.autograd.grad(_sum(parts), inputs, create_graph=differentiable, materialize_grads=True)
 
 
 def _directional(gradient: Tensor, x: Tensor) -> Operator:
@@ -428,6 +431,8 @@ def _directional(gradient: Tensor, x: Tensor) -> Operator:
     def product(direction: Tensor) -> Tensor:
         if not gradient.requires_grad:  # piecewise linear in x: no curvature at all
             return torch.zeros_like(x)
-        return torch.autograd.grad(gradient, x, direction, retain_graph=True, materialize_grads=True)[0]
+        with torch.enable_grad():
+            along = torch.dot(gradient.flatten(), direction.flatten())
+        return torch.autograd.grad(along, x, retain_graph=True, materialize_grads=True)[0]
 
     return product
