@@ -294,6 +294,15 @@ def test_candidates_that_contribute_nothing_do_not_count():
     assert verdict.judge(nothing, nothing, None).outcome is Outcome.NO_EVIDENCE
 
 
+def test_what_explains_nothing_is_not_likely_however_far_restarts_agree():
+    """Every restart may fall into the same blob; that is no training image."""
+    blob = noise(1, *SHAPE, seed=0)
+    runs = [agreement.Run(blob, torch.full((1,), 1e-3), 1.0) for _ in range(3)]
+    found = ranking.rank(agreement.agree(runs))
+    assert len(found) == 1
+    assert found.probability[0] < verdict.LIKELY
+
+
 def ranked(*probabilities, explained):
     n, p = len(probabilities), torch.tensor(probabilities).double()
     return ranking.Ranking(torch.zeros(n, *SHAPE), p, torch.ones(n), explained)

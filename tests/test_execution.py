@@ -37,12 +37,12 @@ def test_dense_stacks_are_recognised_and_differentiated_as_autograd_does(case: C
     assert all(close(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
 
 
-def test_a_step_without_the_residual_is_the_same_step(case: Case, request):
+def test_a_step_without_the_residual_is_the_same_step(case: Case):
     """Over the whole table, in float64, where it is not taken by itself."""
     objective, (x, λ, labels) = case.objective, case.arguments
     objective.check(x, λ, labels)
     if objective._dense is None or len(objective._dense) < 2:
-        return
+        pytest.skip("not a stack of dense layers")
     parts = (objective._dense, objective.tangents, objective.target, objective.weights, len(x), objective._top)
     with torch.no_grad():
         _, *expected = objective.pulls(x, λ, labels)
@@ -58,18 +58,12 @@ def test_the_residual_is_left_out_where_candidates_are_few(candidates):
     objective = pal.KKT(pal.networks.MLP(60, (50, 40)), sharpness=5.0)
     x, λ, y = torch.randn(candidates, 60), torch.rand(candidates), 1 - 2 * (torch.arange(candidates) % 2)
     _, dx, dλ = objective.loss_and_gradients(x, λ, y)
+    objective.prepare(x)
     assert (objective._gram is not None) == (candidates == 3)
     with torch.no_grad():
         λ_grad_g, g = objective.slopes(x, λ, y)
     assert close(-2 * λ_grad_g, dx, 1e-5)
     assert close(-2 * g, dλ, 1e-5)
-
-
-def test_a_curved_scalar_is_not_taken_for_a_linear_one():
-    outputs = torch.randn(3, 1)
-    scalars = {"y": lambda Φ: Φ[:, 0] * 0.3, "abs": lambda Φ: Φ[:, 0].abs(), "square": lambda Φ: Φ[:, 0].square()}
-    kinds = {name: dense.top_of(outputs, scalar) for name, scalar in scalars.items()}
-    assert kinds == {"y": dense.LinearTop, "abs": dense.Top, "square": dense.Top}
 
 
 def test_plain_relus_are_differentiated_as_autograd_does():
@@ -172,6 +166,21 @@ def test_tangent_nodes_share_what_they_can(at):
     with counting() as ours:
         objective.pulls(x, λ, None)
     assert ours.get_total_flops() == 2 * ((3 + 2 * S) * k * d * m + 7 * S * k * m * m + 6 * S * k * m)
+
+
+def test_what_a_graph_may_still_read_is_kept_through_a_split_that_was_refused():
+    """The line search looks at more candidates and then stays; captured steps must not lose their factors by it."""
+    torch.manual_seed(0)
+    settings = Settings(candidates=4, steps=8, record_every=2, splitting=pal.Splitting(rounds=1, eta_max=1e9))
+    solver = Solver(pal.KKT(pal.networks.MLP(60, (50, 40))), Everywhere((60,)), settings)
+    state = solver.init()
+    while state.round == 0:
+        state, before = solver.step(state), solver.objective._gram
+    assert before is not None
+    assert len(state.x) == 4
+    while not solver.done(state):
+        state = solver.step(state)
+    assert solver.objective._gram is before
 
 
 # --- chunks ---------------------------------------------------------------------------------------

@@ -193,11 +193,12 @@ class Solver:
         objective = self._at(β)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         point, watched = (x, λ, tensors.get("labels")), None
-        λ_grad_g, g = objective.slopes(*point)
-        if watch:
-            loss = objective.norm_squared(objective.residual(*point)) / self._T2
+        if not watch:
+            λ_grad_g, g = objective.slopes(*point)
+        else:
+            r, λ_grad_g, g = objective.pulls(*point)
             penalty = strength * self.prior.value(self.where.images(x), λ / unit)
-            watched = {"loss": loss, "penalty": penalty, "pull": λ_grad_g.norm()}
+            watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
         step = (self.settings.optimiser, self.where.unit, objective.signed, x, λ, unit)
         _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)
@@ -209,6 +210,7 @@ class Solver:
             arguments = (state.x, state.multipliers, state.labels)
             self._at(self._sharpness(0.0)).check(*arguments)
             self.objective.chunk = memory.chunk_size(self.objective, state.x, self.execution.memory)
+            self.objective.prepare(state.x)
             self._prepared_for = len(state.x)
         return self._steps
 

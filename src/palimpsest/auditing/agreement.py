@@ -36,7 +36,7 @@ class Agreed:
     agreement: Tensor
     """(n,) mean over the other restarts of the best correlation with any of their candidates."""
     copies: Tensor
-    """(n,) how many candidates of a restart, on average, are alike to each."""
+    """(n,) how many candidates of a restart, on average, are alike to each, itself included."""
     crowding: float
     """Median of the best correlation of a distinct candidate with another: how alike different images look here."""
     explained: float

@@ -30,7 +30,7 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
     alike = agreed.crowding
     return {
         "constant": torch.ones(len(agreed)),
-        "agreement": _nines((agreed.agreement - alike) / max(1 - alike, 1e-3)),
+        "agreement": _nines((agreed.agreement - alike) / (1 - alike)),
         "copies": agreed.copies.clamp_max(MOST_COPIES),
         "crowding": torch.full((len(agreed),), alike),
         "explained": _nines(torch.full((len(agreed),), agreed.explained)),
@@ -66,7 +66,8 @@ def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ran
 def probability(agreed: Agreed, coefficients: Mapping[str, float]) -> Tensor:
     φ = features(agreed)
     logit = sum((b * φ[name].double() for name, b in coefficients.items()), torch.zeros(len(agreed)).double())
-    return torch.sigmoid(logit).clamp_max(MOST_CERTAIN)
+    # Restarts may agree on a blob that says nothing of the weights: no candidate is likelier than what all explain.
+    return torch.sigmoid(logit).clamp_max(min(MOST_CERTAIN, max(agreed.explained, 0.0)))
 
 
 @cache

@@ -72,6 +72,9 @@ class Objective(ABC):
     signed: bool = True
     """Whether multipliers may be negative; if not, the solver keeps them at or above zero."""
 
+    linear: bool = False
+    """Whether φ(Φ) = cΦ for a network with one output, which spares its second derivatives."""
+
     label_kind: Labels = Unlabelled()
     """What labels candidates carry."""
 
@@ -93,10 +96,9 @@ class Objective(ABC):
         self.sharpness: float | Tensor | None = sharpness
         self.chunk: int | None = None
         self._where: Parametrisation | None = None
-        self._recognises_dense = True
+        self._recognises_dense, self._one_output = True, False
         self._dense: tuple[dense.Layer, ...] | None = None
         self._gram: gram.GramStep | None = None
-        self._top = dense.Top
         self._checked: tuple[tuple, Tensor | None] | None = None
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
@@ -139,7 +141,10 @@ class Objective(ABC):
         return self.norm_squared(r), -2 * λ_grad_g, -2 * g
 
     def slopes(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step."""
+        """(∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step.
+
+        Quicker after :meth:`prepare`.
+        """
         if self._gram is None:
             return self.pulls(x, multipliers, labels)[1:]
         images = self._images(x)
@@ -213,6 +218,7 @@ class Objective(ABC):
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same objective on another device or in another precision."""
         other = copy.copy(self)
+        other._gram = None
         other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
         other.target = {name: t.to(device, dtype) for name, t in self.target.items()}
         other.tangents = [{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents]
@@ -284,10 +290,16 @@ class Objective(ABC):
         layers = dense.recognise(self._network, self._images(plain)) if self._recognises_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         self._dense = layers if names == set(self.target) else None
-        few = self._dense is not None and gram.pays(self._dense, self.target, len(self.tangents) * len(x))
-        self._top = dense.top_of(self.outputs(plain), partial(self._φ_of, labels=some))
+        self._one_output = self.outputs(plain[:1]).shape[1] == 1
+
+    def prepare(self, x: Tensor) -> None:
+        """Lay out beforehand what many steps with so many candidates have in common; see :meth:`slopes`.
+
+        It is kept until it is laid out anew, for a captured graph may still read it.
+        """
         self._gram = None
-        if self._dense is not None and few:
+        whole = self.chunk is None or self.chunk >= len(x)
+        if whole and self._dense and gram.pays(self._dense, self.target, len(self.tangents) * len(x)):
             parts = (self._dense, self.tangents, self.target, self.weights)
             self._gram = gram.GramStep(*parts, len(x), self._top)
 
@@ -325,6 +337,10 @@ class Objective(ABC):
 
     def _images(self, x: Tensor) -> Tensor:
         return x if self._where is None else self._where.images(x)
+
+    @property
+    def _top(self) -> type[dense.Top]:
+        return dense.LinearTop if self.linear and self._one_output else dense.Top
 
     def _in_coordinates(self, d_images: Tensor) -> Tensor:
         return d_images if self._where is None else self._where.pulled_back(d_images)

@@ -46,8 +46,8 @@ class GramStep:
         tangents: θ_s of each node.
         target: T.
         weights: w by parameter name.
-        candidates: how many there will be; any other number is slower.
-        kind: what :func:`palimpsest.objectives.dense.top_of` returned.
+        candidates: how many there will be.
+        kind: how the output layer is differentiated.
     """
 
     def __init__(

@@ -27,6 +27,7 @@ class NTK(Objective):
     """
 
     signed = True
+    linear = True
     label_kind = Unlabelled()
 
     def __init__(

@@ -99,7 +99,7 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
         }[audit.verdict.readable]
         return [control], [
             "Not that the training images are safe. It is a statement about this method with this effort: a stronger"
-            " attack, more time, or knowledge of the initial weights may succeed.",
+            " attack, more time, or the initial weights where they were not given, may succeed.",
         ]
     return ["Repeat the same command with more --minutes: it goes on where it stopped."], [
         "Neither that training images leaked nor that they did not."
