@@ -35,6 +35,7 @@ Tests are two-sided sign tests over images, pooled over seeds. Images of one net
 so p-values are somewhat too small; differences with p ≥ 0.01 are not called any.
 
 The variants:
+
 """
 
 
