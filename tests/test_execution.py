@@ -11,10 +11,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import palimpsest as pal
 from cases import NETWORKS, Case, make_case
-from palimpsest import fusion
+from palimpsest import execution, fusion
 from palimpsest.benchmark import steps
-from palimpsest.errors import InvalidInputError
-from palimpsest.execution import Execution, memory
+from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+from palimpsest.execution import Execution, Executor, memory
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.objectives import dense, gram
 from palimpsest.parametrisation import Everywhere
@@ -230,20 +230,8 @@ def test_a_run_in_chunks_ends_where_a_whole_one_does():
 
 @pytest.fixture
 def traced(monkeypatch):
-    """torch.compile without code generation: all that can differ between modes is what was traced."""
-    compile_ = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="aot_eager", **options))
-    for function in _fusibles():
-        vars(function).pop("compiled", None)
-    yield
-    for function in _fusibles():
-        vars(function).pop("compiled", None)
-
-
-def _fusibles():
-    from palimpsest import solver, training
-
-    return [f for module in (solver, training, dense) for f in vars(module).values() if isinstance(f, fusion.fusible)]
+    """What was traced, without generating code for it: all that can differ between modes on a CPU."""
+    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph)
 
 
 MODES = ["compiled", *(["graph", "compiled-graph"] if torch.cuda.is_available() else [])]
@@ -261,6 +249,7 @@ def test_every_mode_reconstructs_the_same(mode, traced):
             image_shape=(1, 4, 4),
             candidates=6,
             steps=45,
+            record_every=10,
             splitting=pal.Splitting(),
             progress=False,
             execution=Execution(mode=m),
@@ -285,7 +274,10 @@ def test_every_mode_trains_the_same(mode, options, traced):
 
 
 def test_automatic_modes():
-    assert Execution().resolved(torch.device("cpu"), 10**9) == "eager"
+    cpu = torch.device("cpu")
+    assert Execution().resolved(cpu, 4000) == "eager"
+    assert Execution().resolved(cpu, 10**9) == ("compiled" if fusion.available(cpu) else "eager")
+    assert Execution().resolved(cpu, 30_000, phases=2) == "eager"  # each phase has to be compiled by itself
     with pytest.raises(InvalidInputError, match="no CUDA graphs"):
         Execution(mode="graph").resolved(torch.device("cpu"), 10)
     for wrong in ({"mode": "fast"}, {"memory": 0.0}, {"memory": float("nan")}):
@@ -297,6 +289,67 @@ def test_no_compiler_is_said_in_one_sentence(monkeypatch):
     monkeypatch.setattr(fusion, "available", lambda device: False)
     with pytest.raises(InvalidInputError, match="cannot compile"):
         Execution(mode="compiled").resolved(torch.device("cpu"), 10)
+
+
+def test_pieces_that_are_fused_on_a_gpu_compute_the_same(monkeypatch):
+    """As they are traced; the tensors stay here."""
+    compile_ = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="aot_eager", **options))
+    pieces = [f for module in (pal.solver, dense) for f in vars(module).values() if isinstance(f, fusion.fusible)]
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP((1, 3, 3), (6, 5)).double())
+    solver = Solver(objective, Everywhere((1, 3, 3)), Settings(candidates=4, steps=8, record_every=8))
+    plain = solver.step(solver.init())
+    assert not any("compiled" in vars(piece) for piece in pieces)
+    solver._steps = Executor(solver._steps._programs, "compiled", torch.device("cuda"), insist=True)
+    fused = solver.step(solver.init())
+    assert all("compiled" in vars(piece) for piece in pieces)
+    for piece in pieces:
+        del vars(piece)["compiled"]
+    assert torch.allclose(plain.x, fused.x, atol=1e-12)
+    assert torch.allclose(plain.multipliers, fused.multipliers, atol=1e-12)
+
+
+@pytest.mark.skipif(not fusion.available(torch.device("cpu")), reason="no compiler")
+def test_generated_code_computes_the_same():
+    """With nothing put in the compiler's place, in single precision, where matrices are laid out beforehand."""
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 12, 12), (60,)) for _ in range(2))
+    settings, where = Settings(candidates=3, steps=60, record_every=20), Everywhere((1, 12, 12))
+    solvers = [
+        Solver(pal.NTK(final, initial.state_dict()), where, settings, Execution(mode=mode))
+        for mode in ("eager", "compiled")
+    ]
+    plain, compiled = (solver.step(solver.init()) for solver in solvers)
+    assert plain.step == compiled.step == 20
+    assert plain.history == compiled.history
+    assert torch.allclose(plain.x, compiled.x, atol=1e-4)
+    assert not torch.equal(plain.x, solvers[0].init().x)
+
+
+def test_what_cannot_be_compiled_is_refused_or_run_eagerly(monkeypatch, caplog):
+    """The first where compiling was asked for, the second where it was only thought of."""
+
+    def fail(*arguments, **options):
+        raise RuntimeError("no code for this")
+
+    monkeypatch.setattr("torch._inductor.compile", fail)
+    monkeypatch.setattr(execution, "WORTH_COMPILING", 1)
+    monkeypatch.setattr(fusion, "available", lambda device: True)
+    torch.manual_seed(0)
+    run = functools.partial(
+        pal.reconstruct,
+        pal.KKT(pal.networks.MLP(6, (5,))),
+        image_shape=6,
+        candidates=4,
+        steps=30,
+        record_every=10,
+        progress=False,
+    )
+    with pytest.raises(UnsupportedNetworkError, match="use the execution mode eager"):
+        run(execution=Execution(mode="compiled"))
+    assert torch.equal(run().images, run(execution=Execution(mode="eager")).images)
+    assert "going on in the mode eager" in caplog.text
 
 
 def test_a_stretch_can_be_cut_anywhere():
@@ -318,7 +371,7 @@ def test_glibc_agrees_to_keep_freed_memory():
 
 
 def test_a_prior_without_closed_form_runs_in_every_mode(traced):
-    """Autograd cannot be compiled, so such a prior is left out of what is."""
+    """Its gradient is taken by autograd, which is traced like anything else."""
 
     class Small(pal.priors.Prior):
         def value(self, images, multipliers):
@@ -330,7 +383,12 @@ def test_a_prior_without_closed_form_runs_in_every_mode(traced):
     torch.manual_seed(0)
     initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
     run = functools.partial(
-        pal.reconstruct, pal.NTK(final, initial.state_dict()), image_shape=(1, 3, 3), candidates=3, steps=5
+        pal.reconstruct,
+        pal.NTK(final, initial.state_dict()),
+        image_shape=(1, 3, 3),
+        candidates=3,
+        steps=5,
+        record_every=5,
     )
     runs = [run(priors=Small(), progress=False, execution=Execution(mode=mode)) for mode in ("eager", "compiled")]
     assert torch.allclose(runs[0].images, runs[1].images, atol=1e-9)

@@ -106,10 +106,10 @@ class Solver:
         self._own_sharpness = objective.sharpness
         self._T2 = objective.target_norm_squared
         programs = {"step": partial(self._advance, watch=False), "watched step": partial(self._advance, watch=True)}
-        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
         self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
+        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps, phases=self.rounds + 1)
 
     # --- the explicit state machine --------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from typing import Literal, NamedTuple
@@ -143,6 +143,8 @@ def train(
     descent = _Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
     likely = steps // 10  # most trainings converge long before their limit
+    if how.mode == "auto" and problem.images.device.type == "cpu":
+        how = replace(how, mode="eager")  # and most on a CPU before compiling has paid
     executor = how.executor(descent.programs, problem.images.device, steps=likely)
     history: list[Record] = []
 

@@ -1,7 +1,8 @@
-"""How a step runs: eagerly, with its elementwise work compiled, or as a captured CUDA graph. The step is the same."""
+"""How a step runs: eagerly, compiled, or as a captured CUDA graph. The step is the same."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -10,14 +11,16 @@ from typing import Literal
 import torch
 
 from palimpsest import fusion
-from palimpsest.errors import InvalidInputError
+from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
+from palimpsest.execution.whole import Whole
 from palimpsest.precision import matrix_products
 
-WORTH_COMPILING = 20_000  # steps: compiling takes up to fifteen seconds once, and then saves a third of each
+WORTH_COMPILING = 20_000  # steps: compiling takes up to fifteen seconds, and then saves a quarter to a third of each
 
+log = logging.getLogger("palimpsest")
 Mode = Literal["auto", "eager", "compiled", "graph", "compiled-graph"]
 MODES: tuple[Mode, ...] = ("eager", "compiled", "graph", "compiled-graph")
 
@@ -29,9 +32,10 @@ class Execution:
     """How the steps of a run are carried out; what they compute is the same, up to rounding.
 
     Args:
-        mode: ``"eager"``; ``"compiled"``, elementwise work fused by torch.compile; ``"graph"``, a CUDA graph, which
-            needs no launches from the host; ``"compiled-graph"``, both. ``"auto"`` takes a graph on CUDA, compiled
-            for long runs, and the first on CPUs, where a run is over before compiling has paid.
+        mode: ``"eager"``; ``"compiled"``, on CUDA the elementwise work fused, on a CPU the whole step compiled for the
+            present number of candidates; ``"graph"``, a CUDA graph, which needs no launches from the host;
+            ``"compiled-graph"``, both. ``"auto"`` takes a graph on CUDA and eager on CPUs, and compiles for long runs;
+            where that turns out to be impossible it goes on eagerly.
         memory: gigabytes that the intermediate results of a step may take, by default half of what is free. Where all
             candidates together would take more they are worked on in chunks, to the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa; float64 is never rounded.
@@ -47,23 +51,25 @@ class Execution:
         if self.memory is not None and not self.memory > 0:
             raise InvalidInputError(f"memory is {self.memory}; give a positive number of gigabytes, or leave it out")
 
-    def resolved(self, device: torch.device, steps: int) -> Mode:
-        """The mode, with "auto" decided for a device and a number of steps."""
+    def resolved(self, device: torch.device, steps: int, phases: int = 1) -> Mode:
+        """The mode, with "auto" decided for a device and a number of steps in so many phases of different shapes."""
         if "graph" in self.mode and device.type != "cuda":
             raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager or compiled")
         if "compiled" in self.mode and not fusion.available(device):
             raise InvalidInputError(f"torch cannot compile for {device} here; choose eager, or graph on CUDA")
         if self.mode != "auto":
             return self.mode
-        if device.type != "cuda":
-            return "eager"
-        return "compiled-graph" if fusion.available(device) and steps >= WORTH_COMPILING else "graph"
+        if device.type == "cuda":  # what is compiled there serves tensors of all shapes
+            return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
+        return "compiled" if steps >= phases * WORTH_COMPILING and fusion.available(device) else "eager"
 
-    def executor(self, programs: Mapping[str, Program], device: torch.device, *, steps: int) -> Executor:
+    def executor(
+        self, programs: Mapping[str, Program], device: torch.device, *, steps: int, phases: int = 1
+    ) -> Executor:
         """What runs these programs, about so many times."""
         if device.type == "cpu":
             keep_freed_memory()
-        return Executor(programs, self.resolved(device, steps))
+        return Executor(programs, self.resolved(device, steps, phases), device, insist=self.mode != "auto")
 
     def numbers(self, device: torch.device) -> AbstractContextManager[None]:
         """Within it, matrix products have the precision asked for."""
@@ -71,11 +77,12 @@ class Execution:
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode."""
+    """Runs programs, many times in a row, in the chosen mode; in another if it is not insisted on and fails."""
 
-    def __init__(self, programs: Mapping[str, Program], mode: Mode) -> None:
-        self.mode = mode
-        self._runner = (Graph if "graph" in mode else Eager)(programs)
+    def __init__(self, programs: Mapping[str, Program], mode: Mode, device: torch.device, *, insist: bool) -> None:
+        self.mode, self._programs, self._insist = mode, programs, insist
+        self._whole = mode == "compiled" and device.type != "cuda"
+        self._runner = (Whole if self._whole else Graph if "graph" in mode else Eager)(programs)
 
     def run(
         self, tensors: Tensors, plan: Sequence[str], paces: torch.Tensor | None = None
@@ -86,5 +93,12 @@ class Executor:
         """
         first = next(iter(tensors.values()))
         paces = torch.zeros(len(plan), 1, device=first.device) if paces is None else paces
-        with torch.no_grad(), fusion.fused("compiled" in self.mode):
-            return self._runner.run(tensors, plan, paces)
+        with torch.no_grad(), fusion.fused("compiled" in self.mode and not self._whole):
+            try:
+                return self._runner.run(tensors, plan, paces)
+            except UnsupportedNetworkError as error:
+                if self._insist or self.mode == "eager":
+                    raise
+                log.warning("%s; going on in the mode eager, which is slower", error)
+        self.mode, self._runner = "eager", Eager(self._programs)
+        return self.run(tensors, plan, paces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+import torch
 from torch import Tensor
 
 Tensors = dict[str, Tensor]
@@ -19,6 +20,14 @@ class Eager:
         self._programs = programs
 
     def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
-        tensors = {name: t.clone() for name, t in tensors.items()}
+        tensors = copies(tensors)
         results = [self._programs[name](tensors, pace) for name, pace in zip(plan, paces, strict=True)]
         return tensors, [result for result in results if result]
+
+
+def copies(tensors: Tensors) -> Tensors:
+    return {name: t.clone() for name, t in tensors.items()}
+
+
+def shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import UnsupportedNetworkError
-from palimpsest.execution.eager import Program, Tensors
+from palimpsest.execution.eager import Program, Tensors, copies, shapes
 
 ROWS = 4096  # of the schedule on the device
 CAPTURE = "waits for the host as it computes, which a CUDA graph cannot; use the execution mode eager"
@@ -31,7 +31,7 @@ class Graph:
         self._results: dict[str, Tensors] = {}
 
     def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
-        if not self._graphs or _shapes(tensors) != _shapes(self._buffers):
+        if not self._graphs or shapes(tensors) != shapes(self._buffers):
             self._capture(tensors, paces)
         _copy(tensors, self._buffers)
         results = []
@@ -42,13 +42,13 @@ class Graph:
             for name in plan[start : start + ROWS]:
                 self._graphs[name].replay()
                 if self._results[name]:
-                    results.append(_copies(self._results[name]))
-        return _copies(self._buffers), results
+                    results.append(copies(self._results[name]))
+        return copies(self._buffers), results
 
     def _capture(self, tensors: Tensors, paces: Tensor) -> None:
         self._graphs.clear()  # their memory is free before the next are captured
         self._results.clear()
-        self._buffers = _copies(tensors)
+        self._buffers = copies(tensors)
         self._paces = paces[:1].repeat(ROWS, 1)
         self._next = torch.zeros(1, dtype=torch.long, device=paces.device)
         stream = torch.cuda.Stream(paces.device)
@@ -85,14 +85,6 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
-
-
-def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
-    return {name: (t.shape, t.dtype) for name, t in tensors.items()}
-
-
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: t.clone() for name, t in tensors.items()}
 
 
 def _copy(source: Tensors, into: Tensors) -> None:
