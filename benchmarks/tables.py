@@ -88,6 +88,20 @@ def training(results: Results) -> str:
     )
 
 
+def reconstruction(results: Results) -> str:
+    names = {
+        "tf32": "TF32, kernels compiled before",
+        "tf32, first": "TF32, first run on a machine",
+        "float32": "float32",
+        "float64": "float64",
+    }
+    rows = ((name, results["reconstruction"][key]) for key, name in names.items())
+    return markdown(
+        ["numbers", "seconds", "mean SSIM", "images above 0.4 / 0.6 / 0.9"],
+        ([n, f"{r['seconds']:.2f}", f"{r['mean SSIM']:.3f}", " / ".join(map(str, r["above"]))] for n, r in rows),
+    )
+
+
 TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
     "h200": {
         "times": times,
@@ -97,6 +111,7 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
         "lanczos": seconds("lanczos"),
         "scoring": seconds("scoring"),
         "training": training,
+        "reconstruction": reconstruction,
     },
     "cpu": {"device": device, "times": times, "speed-ups": speed_ups},
 }

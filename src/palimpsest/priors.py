@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -100,14 +101,13 @@ class TotalVariation(Prior):
         return self.weight * (across + down) / images.numel()
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """Each difference δ pulls at its two pixels by ±δ / √(δ² + smoothing)."""
+        """Each difference δ pulls at its two pixels by ±δ / √(δ² + smoothing); there are none beyond the edges."""
         dx = torch.zeros_like(images)
         if images.ndim >= 4:
-            for axis in (-1, -2):
+            for axis, edges in ((-1, (1, 1)), (-2, (0, 0, 1, 1))):
                 δ = images.diff(dim=axis)
                 pull = δ.square().add_(self.smoothing).rsqrt_().mul_(δ)
-                dx.narrow(axis, 1, δ.shape[axis]).add_(pull)
-                dx.narrow(axis, 0, δ.shape[axis]).sub_(pull)
+                dx -= F.pad(pull, edges).diff(dim=axis)
         return dx.mul_(self.weight / images.numel()), torch.zeros_like(multipliers)
 
 

@@ -41,8 +41,8 @@ class Graph:
             self._next.zero_()
             for name in plan[start : start + ROWS]:
                 self._graphs[name].replay()
-                if self._results[name]:
-                    results.append(copies(self._results[name]))
+                if self._results[name]:  # read now: all that is sent after it runs while the host looks at them
+                    results.append({key: t.cpu() for key, t in self._results[name].items()})
         return copies(self._buffers), results
 
     def _capture(self, tensors: Tensors, paces: Tensor) -> None:
@@ -77,7 +77,6 @@ class Graph:
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
     """A graph of an earlier run that Python happens to free while another is captured would spoil the capture."""
-    gc.collect()
     collecting = gc.isenabled()
     gc.disable()
     try:

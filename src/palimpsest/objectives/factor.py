@@ -27,3 +27,7 @@ class Factor:
         if self._packed is None:
             return F.linear(h, self._A, self._b)
         return torch.ops.mkl._mkl_linear(h, self._packed, self._A, self._b, self._rows)
+
+    def onto(self, total: Tensor, h: Tensor) -> Tensor:
+        """total + hA, in place; for a factor without b."""
+        return total.addmm_(h, self._A.T) if self._packed is None else total.add_(self(h))

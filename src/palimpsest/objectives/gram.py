@@ -100,14 +100,14 @@ class GramStep:
         """z̄_1 and λ̄ of one node."""
         ż, inner = [ż_1], self._inner[s]
         for j, layer in enumerate(inner):
-            ż.append(node.Th[j].add_(layer.W(node.slope[j] * ż[j])))
+            ż.append(layer.W.onto(node.Th[j], node.slope[j] * ż[j]))
         Φ̇ = F.linear(node.h[-1], *R).addmm_(node.slope[-1] * ż[-1], self._last.W[s].T)
         z̄, λ̄ = node.top.adjoint(Φ̇)
         h̄ = node.δ[-1] @ R[0]
         h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, self._last.W[s])
         for j in range(len(inner) - 1, -1, -1):
             z̄ = bent(h̄, node.slope[j + 1], node.up[j + 1], ż[j + 1], β)
-            h̄ = node.Tδ[j].add_(inner[j].W_T(z̄))
+            h̄ = inner[j].W_T.onto(node.Tδ[j], z̄)
         return bent(h̄, node.slope[0], node.up[0], ż_1, β), λ̄
 
 
