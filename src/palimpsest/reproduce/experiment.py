@@ -66,6 +66,8 @@ class Column:
     candidates: tuple[int, ...]
     steps: int
     variants: tuple[str, ...]
+    from_initial: bool = False
+    """Read what training added to the initial weights, whatever the loss, and not the trained weights alone."""
     at: float | tuple[float, ...] = 1.0
     weights: Literal["equal", "auto"] = "equal"
     learning_rate: float = 0.02
@@ -79,7 +81,7 @@ class Column:
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
-        if loss == "squared":
+        if loss == "squared" or self.from_initial:
             return pal.NTK(model, initial, at=self.at, weights=weights)
         method = pal.KKT if loss == "logistic" else pal.MulticlassKKT
         return method(model, initial=initial, weights=weights)
