@@ -154,6 +154,16 @@ def test_a_phase_ends_on_the_gradient_tolerance_or_on_a_plateau():
     assert len(flat.history) < 100
 
 
+@pytest.mark.parametrize(
+    ("until", "rounds", "expected"), [(None, 2, [34, 67]), (None, 1, [50]), (0.4, 2, [20, 40]), (0.01, 3, [1, 1, 1])]
+)
+def test_rounds_take_place_when_they_should(until, rounds, expected):
+    rec = small(steps=100, splitting=pal.Splitting(rounds=rounds, until=until))
+    assert [entry["step"] for entry in rec.history if "split" in entry] == expected
+    assert rec.history[-1]["step"] < 100
+    assert rec.outcome is Outcome.FINISHED
+
+
 def test_an_early_end_of_a_phase_leads_to_a_split_and_its_steps_to_the_next_phase():
     rec = small(gradient_tolerance=1e9)
     splits = [entry for entry in rec.history if "split" in entry]

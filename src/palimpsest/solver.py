@@ -345,8 +345,13 @@ class Solver:
     # --- schedules -------------------------------------------------------------------------------
 
     def _phase_length(self, state: State) -> int:
-        """What is left of the steps is shared out evenly among the phases that are left."""
-        return math.ceil((self.settings.steps - state.phase_start) / (self.rounds - state.round + 1))
+        """What is left of the steps before the last round is shared out evenly; what comes after it is one phase."""
+        rounds_left = self.rounds - state.round
+        if not rounds_left:
+            return self.settings.steps - state.phase_start
+        assert self.settings.splitting is not None
+        end = round(self.settings.splitting.last_round * self.settings.steps)
+        return max(0, math.ceil((end - state.phase_start) / rounds_left))
 
     def _elapsed(self, state: State, step: int) -> float:
         """t from 0 to 1: how much of its phase has passed at a step."""

@@ -55,6 +55,8 @@ class Splitting:
 
     Args:
         rounds: how often a run stops to split; Phase I runs once before each and once after the last.
+        until: the share of a run's steps by which the last round takes place, after phases of equal length; the last
+            phase takes the rest. By default all phases are equally long.
         share: at most this share of the candidates splits in one round.
         eta_max: longest displacement η of an off-spring, in the units of the images.
         relative: a candidate splits if it promises to lower L by more than this share, ½η_max²|λ_min| > relative · L.
@@ -66,6 +68,7 @@ class Splitting:
     """
 
     rounds: int = 2
+    until: float | None = None
     share: float = 0.5
     eta_max: float = 1.0
     relative: float = 1e-6
@@ -76,10 +79,17 @@ class Splitting:
     def __post_init__(self) -> None:
         if self.rounds < 1 or not 0 < self.share <= 1 or self.eta_max <= 0 or self.iterations < 1:
             raise InvalidInputError("splitting needs rounds ≥ 1, 0 < share ≤ 1, eta_max > 0 and iterations ≥ 1")
+        if self.until is not None and not 0 < self.until < 1:
+            raise InvalidInputError(f"until is {self.until}; give the share of all steps, between 0 and 1, or None")
         if self.relative < 0 or (self.threshold is not None and self.threshold > 0):
             raise InvalidInputError("splitting needs relative ≥ 0 and threshold ≤ 0: only negative curvature descends")
         if self.direction not in ("curvature", "random", "duplicate", "none"):
             raise InvalidInputError(f"direction is {self.direction!r}; choose curvature, random, duplicate or none")
+
+    @property
+    def last_round(self) -> float:
+        """The share of all steps after which the last round takes place."""
+        return self.rounds / (self.rounds + 1) if self.until is None else self.until
 
     def chosen(self, eigenvalues: Tensor, loss: Tensor) -> Tensor:
         """Indices of the candidates that split: those past the criterion, most promising first, up to the cap."""

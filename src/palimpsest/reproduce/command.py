@@ -21,7 +21,7 @@ class Options:
     names: tuple[str, ...]
     """Experiments: names, files of your own, or all."""
     column: tuple[str, ...] = ()
-    """Only these columns: published, ours."""
+    """Only these columns: published, ours, path."""
     variant: tuple[str, ...] = ()
     """Only these variants: none, splitting, merging, restarts, random, duplicate, final-k, equal-compute."""
     candidates: tuple[int, ...] = ()

@@ -25,11 +25,14 @@ SHOWN = {
 HEAD = """# Scoreboard
 
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
-splitting, with it, and with its controls. This page and its figures are made by `palimpsest reproduce NAME --summarise`
-from `results/`, which holds every number; each row names the command that makes it again. Rows are means over seeds; k
-is the number of candidates at the start. An image is matched with the candidate of the largest normalised
-cross-correlation; SSIM and L2 are taken after min–max scaling. "Held-out above 0.4" counts images of the same kind that
-were never trained on: what a row shows above 0.4 is worth only as much as it exceeds that.
+splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
+weights alone; *path* also knows the weights before training, and reads what training added to them. This page and its
+figures are made by `palimpsest reproduce NAME --summarise` from `results/`, which holds every number; each row names
+the command that makes it again. Rows are means over seeds; k is the number of candidates at the start. An image is
+matched with the candidate of the largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
+"Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows above 0.4 is worth only
+as much as it exceeds that. Seconds are wall-clock times; parts that ran side by side on one device slowed each other
+down.
 
 Tests are two-sided sign tests over images, pooled over seeds. Images of one network are not independent of each other,
 so p-values are somewhat too small; differences with p ≥ 0.01 are not called any.
