@@ -35,7 +35,7 @@ from palimpsest.scoring import metrics
 from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
-FEATURES = ("constant", "agreement", "copies", "crowding", "explained")
+FEATURES = ("constant", "agreement", "pixels", "agreement by pixels", "copies", "crowding", "explained")
 LEAST_SSIM = 0.4
 CLEARLY = 0.1  # by how much a training image must be shown better than any held-out image
 BINS = 5
@@ -228,11 +228,18 @@ def check(results: list[dict], b: dict[str, float]) -> dict:
     return {"log loss": float(log_loss), "bins": rows, "top": tops(results, p, y)}
 
 
+def by_data(results: list[dict], b: dict[str, float]) -> dict[str, list[dict]]:
+    """The bins of each kind of images: errors of opposite sign cancel where kinds are mixed."""
+    kinds = sorted({r["model"]["data"] for r in results})
+    return {data: check([r for r in results if r["model"]["data"] == data], b)["bins"] for data in kinds}
+
+
 def left_out(results: list[dict], names: tuple[str, ...]) -> float:
-    """Mean log loss over networks, each judged by a map fitted on the others: what chooses the features."""
+    """Mean log loss over candidates, each network judged by a map fitted on the others: what chooses the features."""
     others = [[r for r in results if r is not one] for one in results]
     usable = [(one, rest) for one, rest in zip(results, others, strict=True) if one["real"]]
-    return float(np.mean([check([one], fit_map(rest, names))["log loss"] for one, rest in usable]))
+    losses = [check([one], fit_map(rest, names))["log loss"] for one, rest in usable]
+    return float(np.average(losses, weights=[len(one["real"]) for one, _ in usable]))
 
 
 def tops(results: list[dict], p: list[np.ndarray], y: list[np.ndarray]) -> list[dict]:
@@ -287,6 +294,7 @@ def judge(options: argparse.Namespace) -> None:
     results = finished(options)
     shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
     table = check(results, shipped["coefficients"])
+    table["by data"] = by_data(results, shipped["coefficients"])
     seeds = sorted({r["model"]["seed"] for r in results})
     read = f"--set {options.which} --steps {options.steps} --restarts {options.restarts}"
     read += f" --tangents {options.tangents} --seeds {' '.join(map(str, seeds))}"
@@ -305,10 +313,7 @@ def summarise(results: list[dict], options: argparse.Namespace) -> None:
     chosen = min(sets, key=losses.__getitem__)
     b = fit_map(fitting, chosen)
     table = check(held_back, b)
-    table["by data"] = {
-        data: check([r for r in held_back if r["model"]["data"] == data], b)["bins"]
-        for data in sorted({r["model"]["data"] for r in held_back})
-    }
+    table["by data"] = by_data(held_back, b)
     for row in table["bins"]:
         print(f"estimated {row['estimated']:.2f} observed {row['observed']:.2f} ({row['n']})")
     for row in table["top"]:

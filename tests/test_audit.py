@@ -220,6 +220,8 @@ def test_a_start_that_is_not_ones_own_is_noticed():
     assert preflight(stranger).method == "kkt"
     same = replace(ours, initial=ours.model.state_dict())
     assert preflight(same).why.startswith("the weights never moved")
+    assert "one of the two files" in preflight(same).warning
+    assert not preflight(ours).warning
 
 
 def test_an_untrained_first_layer_has_nothing_beyond_its_noise():

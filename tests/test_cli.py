@@ -272,6 +272,11 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     assert torch.equal(*images)
 
 
+def test_the_version_is_told(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"palimpsest {pal.__version__}\n"
+
+
 def test_a_mode_that_the_device_lacks_is_refused_in_one_sentence(tmp_path, capsys):
     assert main(["train", "--out", str(tmp_path / "run"), *SMALL, "--steps", "5"]) == 0
     capsys.readouterr()

@@ -150,8 +150,10 @@ def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tmp_path, capsy
 
 
 def test_a_selection_that_selects_nothing_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match="no part"):
+    with pytest.raises(InvalidInputError, match=r"no part.*column: published, ours.*seed: 0, 1, 2"):
         reproduce(Options(("ntk-cifar10",), seed=(7,), out=tmp_path))
+    with pytest.raises(InvalidInputError, match="run it without --summarise first"):
+        reproduce(Options(("ntk-cifar10",), summarise=True, out=tmp_path, docs=tmp_path))
     with pytest.raises(InvalidInputError, match="name an experiment"):
         reproduce(Options(()))
 

@@ -18,7 +18,7 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from palimpsest import auditing, benchmark, jobs, journal
+from palimpsest import __version__, auditing, benchmark, jobs, journal
 from palimpsest.auditing import truth
 from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
@@ -315,6 +315,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of folders need not be text
+    if (sys.argv[1:] if arguments is None else [*arguments]) == ["--version"]:
+        print(f"palimpsest {__version__}")
+        return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
         with journal.shown():

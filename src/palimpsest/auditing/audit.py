@@ -210,6 +210,8 @@ class _Auditor:
 
         found = stages.facts(self.folder.path / "preflight.json", find, lambda fields: Preflight(**fields))
         note(f"method {found.method}: {found.why}")
+        if found.warning:
+            note(f"beware: {found.warning}")
         return found
 
     def plan(self, found: Preflight) -> Plan:
@@ -225,7 +227,10 @@ class _Auditor:
                 plan, wishes, seconds=left, rate=rate, training_rate=training_rate, controls=controls
             ).to_json()
 
-        plan = stages.facts(self.folder.path / "plan.json", find, Plan.from_json)
+        path = self.folder.path / "plan.json"
+        if path.exists():
+            note("going by the plan that was made before; minutes now only limit the time, another folder plans afresh")
+        plan = stages.facts(path, find, Plan.from_json)
         nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
         note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
         return plan

@@ -20,6 +20,9 @@ Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
 SIGMAS = 6.0  # a correlation this many standard errors from zero is no accident
 LAZY = 0.1  # ‖θ − θ_0‖/‖θ_0‖ below which the tangent describes all of training
 ROOM = 1.1  # by which noise may exceed its edge
+NEVER_MOVED = (
+    "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
+)
 SIZEABLE = 0.01  # of the largest singular value: what a reconstruction can make use of
 
 
@@ -55,6 +58,11 @@ class Preflight:
     def images_determined(self) -> int:
         """How many images the equations could determine by count alone."""
         return self.parameters // (self.pixels + 1)
+
+    @property
+    def warning(self) -> str:
+        """What is likely a mistake of whoever gave the files, or nothing."""
+        return NEVER_MOVED if self.moved == 0 else ""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -7,6 +7,7 @@ training images are known and checked on others (`experiments/calibrate_ranking.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -25,12 +26,16 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
     """φ: what the probability is a function of.
 
     Aligned faces resemble one another, and restarts then agree on faces that are nobody's; so agreement counts from
-    what different images have in common, which is the crowding.
+    what different images have in common, which is the crowding. And it says the more, the more pixels there are to
+    agree on.
     """
-    alike = agreed.crowding
+    alike, pixels = agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
+    agreement = _nines((agreed.agreement - alike) / (1 - alike))
     return {
         "constant": torch.ones(len(agreed)),
-        "agreement": _nines((agreed.agreement - alike) / (1 - alike)),
+        "agreement": agreement,
+        "pixels": torch.full((len(agreed),), pixels),
+        "agreement by pixels": pixels * agreement,
         "copies": agreed.copies.clamp_max(MOST_COPIES),
         "crowding": torch.full((len(agreed),), alike),
         "explained": _nines(torch.full((len(agreed),), agreed.explained)),

@@ -97,7 +97,8 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
             " nothing was read here says little.",
             None: "There was no positive control, so it is not known whether anything could have been read.",
         }[audit.verdict.readable]
-        return [control], [
+        beware = [f"Beware: {audit.preflight.warning}."] if audit.preflight.warning else []
+        return [*beware, control], [
             "Not that the training images are safe. It is a statement about this method with this effort: a stronger"
             " attack, more time, or the initial weights where they were not given, may succeed.",
         ]

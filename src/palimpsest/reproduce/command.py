@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ def _run(runner: Runner, options: Options, budget: Budget) -> None:
     name = runner.experiment.name
     parts = runner.parts(Selection(options.column, options.variant, options.candidates, options.seed))
     if not parts:
-        raise InvalidInputError(f"no part of {name} is as asked for; look at its columns, variants, candidates, seeds")
+        raise InvalidInputError(f"no part of {name} is as asked for; {_choices(runner.parts())}")
     missing = [part for part in parts if runner.done(part) is None]
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
@@ -102,6 +102,12 @@ def _run(runner: Runner, options: Options, budget: Budget) -> None:
         print(f"  {number}/{len(missing)} {part.name}: {line}", flush=True)
 
 
+def _choices(parts: list[Part]) -> str:
+    """What there is to select from, in words."""
+    values = {f.name: dict.fromkeys(getattr(part, f.name) for part in parts) for f in fields(Part)}
+    return "; ".join(f"{name}: {', '.join(map(str, them))}" for name, them in values.items())
+
+
 def _line(result: dict[str, Any]) -> str:
     measured = {name: measure(result) for name, measure in summary.MEASURES.items()}
     shown = ("mean SSIM", "above 0.4", "above 0.9", "mean L2", "loss", "seconds")
@@ -110,6 +116,9 @@ def _line(result: dict[str, Any]) -> str:
 
 def _summarise(runner: Runner, options: Options) -> None:
     given = " --small" * options.small + " --tuning" * options.tuning
+    if not any(runner.done(part) for part in runner.parts()):
+        name = runner.experiment.name
+        raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
     docs = runner.folder if given else options.docs
     page = summary.write(runner, docs / "results", given)
     scoreboard.write(docs)
