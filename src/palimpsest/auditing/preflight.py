@@ -20,9 +20,7 @@ Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
 SIGMAS = 6.0  # a correlation this many standard errors from zero is no accident
 LAZY = 0.1  # ‖θ − θ_0‖/‖θ_0‖ below which the tangent describes all of training
 ROOM = 1.1  # by which noise may exceed its edge
-NEVER_MOVED = (
-    "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
-)
+NEVER_MOVED = "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
 SIZEABLE = 0.01  # of the largest singular value: what a reconstruction can make use of
 
 

@@ -127,7 +127,8 @@ class Runner:
     def _asked(self, part: Part) -> dict[str, Any]:
         """Everything that a part depends on, as JSON has it."""
         column = asdict(self.experiment.columns[part.column])
-        for name in ("variants", "candidates"):  # they say which parts there are, and nothing of any one
+        silent = ["variants", "candidates"]  # they say which parts there are, and nothing of any one
+        for name in [*silent, *(["splitting"] if part.variant == "none" else [])]:
             del column[name]
         training = asdict(self.experiment.training)
         asked = {"training": training, "apart from": self.apart_from, "column": column, "part": asdict(part)}
