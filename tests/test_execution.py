@@ -2,6 +2,7 @@
 
 import functools
 import platform
+import weakref
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import Execution, Executor, memory
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.objectives import dense, gram
+from palimpsest.objectives.factor import Factor
 from palimpsest.parametrisation import Everywhere
 from palimpsest.priors import Box, TotalVariation
 from palimpsest.solver import Settings, Solver
@@ -291,65 +293,152 @@ def test_no_compiler_is_said_in_one_sentence(monkeypatch):
         Execution(mode="compiled").resolved(torch.device("cpu"), 10)
 
 
-def test_pieces_that_are_fused_on_a_gpu_compute_the_same(monkeypatch):
-    """As they are traced; the tensors stay here."""
+@pytest.fixture
+def pieces(monkeypatch):
+    """All that is fused on a GPU, to be traced afresh, and without generating code."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="aot_eager", **options))
-    pieces = [f for module in (pal.solver, dense) for f in vars(module).values() if isinstance(f, fusion.fusible)]
+    modules = (pal.solver, pal.training, dense)
+    found = [f for module in modules for f in vars(module).values() if isinstance(f, fusion.fusible)]
+    for piece in found:
+        vars(piece).pop("compiled", None)
+    yield found
+    for piece in found:
+        vars(piece).pop("compiled", None)
+
+
+def test_pieces_that_are_fused_on_a_gpu_compute_the_same(pieces, monkeypatch):
+    """As they are traced; the tensors stay here."""
     torch.manual_seed(0)
-    objective = pal.KKT(pal.networks.MLP((1, 3, 3), (6, 5)).double())
-    solver = Solver(objective, Everywhere((1, 3, 3)), Settings(candidates=4, steps=8, record_every=8))
-    plain = solver.step(solver.init())
+    model = pal.networks.MLP((1, 3, 3), (6, 5)).double()
+    x, y = torch.randn(6, 1, 3, 3).double(), torch.tensor([1, -1] * 3)
+
+    def both():
+        settings = Settings(candidates=4, steps=8, record_every=8)
+        solver = Solver(pal.KKT(model), Everywhere((1, 3, 3)), settings)
+        state = solver.step(solver.init())
+        fits = [
+            pal.train(model, x, y, steps=12, loss=loss, weight_decay=decay)
+            for loss, decay in (("squared", 0.0), ("logistic", 0.0), ("logistic", 0.1))
+        ]
+        return [state.x, state.multipliers, *(t for fit in fits for t in fit.model.state_dict().values())]
+
+    plain = both()
     assert not any("compiled" in vars(piece) for piece in pieces)
-    solver._steps = Executor(solver._steps._programs, "compiled", torch.device("cuda"), insist=True)
-    fused = solver.step(solver.init())
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(
+        Execution, "executor", lambda how, programs, *_, **__: Executor(programs, "compiled", gpu, (), insist=True)
+    )
+    fused = both()
     assert all("compiled" in vars(piece) for piece in pieces)
-    for piece in pieces:
-        del vars(piece)["compiled"]
-    assert torch.allclose(plain.x, fused.x, atol=1e-12)
-    assert torch.allclose(plain.multipliers, fused.multipliers, atol=1e-12)
+    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain, fused, strict=True))
 
 
 @pytest.mark.skipif(not fusion.available(torch.device("cpu")), reason="no compiler")
 def test_generated_code_computes_the_same():
     """With nothing put in the compiler's place, in single precision, where matrices are laid out beforehand."""
     torch.manual_seed(0)
-    initial, final = (pal.networks.MLP((1, 12, 12), (60,)) for _ in range(2))
+    initial, final = (pal.networks.MLP((1, 12, 12), (60, 60)) for _ in range(2))
     settings, where = Settings(candidates=3, steps=60, record_every=20), Everywhere((1, 12, 12))
-    solvers = [
-        Solver(pal.NTK(final, initial.state_dict()), where, settings, Execution(mode=mode))
-        for mode in ("eager", "compiled")
-    ]
-    plain, compiled = (solver.step(solver.init()) for solver in solvers)
-    assert plain.step == compiled.step == 20
-    assert plain.history == compiled.history
+    states = []
+    for mode in ("eager", "compiled"):
+        solver = Solver(pal.NTK(final, initial.state_dict()), where, settings, Execution(mode=mode))
+        state = solver.init()
+        while state.step < 40:
+            state = solver.step(state)
+        assert solver.objective._gram is not None
+        states.append(state)
+    plain, compiled = states
     assert torch.allclose(plain.x, compiled.x, atol=1e-4)
-    assert not torch.equal(plain.x, solvers[0].init().x)
+    assert not torch.equal(plain.x, compiled.x)  # one of them did run as generated code
+    assert compiled.history[1]["loss"] == pytest.approx(plain.history[1]["loss"], rel=1e-4)
 
 
-def test_what_cannot_be_compiled_is_refused_or_run_eagerly(monkeypatch, caplog):
+def fail(*arguments, **options):
+    raise TypeError("no code for this")
+
+
+class ReadsValues(nn.Module):
+    """Scales by numbers that it reads past torch, which tracing would make constants of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 1)
+
+    def forward(self, x):
+        h = F.relu(self.first(x.flatten(1)))
+        return self.head(h) * torch.tensor([[1 + float(row.mean())] for row in h.detach().numpy()])
+
+
+@pytest.mark.parametrize("why", ["the compiler", "the network"])
+def test_what_cannot_be_compiled_is_refused_or_run_eagerly(why, monkeypatch, caplog):
     """The first where compiling was asked for, the second where it was only thought of."""
-
-    def fail(*arguments, **options):
-        raise RuntimeError("no code for this")
-
-    monkeypatch.setattr("torch._inductor.compile", fail)
+    trouble = fail if why == "the compiler" else lambda graph, inputs, options: graph
+    monkeypatch.setattr("torch._inductor.compile", trouble)
     monkeypatch.setattr(execution, "WORTH_COMPILING", 1)
     monkeypatch.setattr(fusion, "available", lambda device: True)
     torch.manual_seed(0)
+    model = pal.networks.MLP(6, (5,)) if why == "the compiler" else ReadsValues()
     run = functools.partial(
-        pal.reconstruct,
-        pal.KKT(pal.networks.MLP(6, (5,))),
-        image_shape=6,
-        candidates=4,
-        steps=30,
-        record_every=10,
-        progress=False,
+        pal.reconstruct, pal.KKT(model), image_shape=6, candidates=4, steps=30, record_every=10, progress=False
     )
     with pytest.raises(UnsupportedNetworkError, match="use the execution mode eager"):
         run(execution=Execution(mode="compiled"))
     assert torch.equal(run().images, run(execution=Execution(mode="eager")).images)
     assert "going on in the mode eager" in caplog.text
+
+
+def test_chunks_are_not_compiled_each_by_itself(monkeypatch):
+    monkeypatch.setattr("torch._inductor.compile", fail)
+    torch.manual_seed(0)
+    rec = pal.reconstruct(
+        pal.KKT(pal.networks.MLP(6, (5,))),
+        image_shape=6,
+        candidates=9,
+        steps=30,
+        record_every=10,
+        progress=False,
+        execution=Execution(mode="compiled", memory=1e-6),
+    )
+    assert rec.images.isfinite().all()
+
+
+def test_where_a_run_is_resumed_does_not_decide_what_is_compiled(traced, monkeypatch):
+    """The step after a stop may be one alone, and is compiled all the same."""
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP(6, (5,)).double())
+    settings = Settings(candidates=4, steps=30, record_every=10)
+    solver = Solver(objective, Everywhere((6,)), settings, Execution(mode="compiled"))
+    solver.descend(solver.descend(solver.init(), 1), 1)
+    assert list(solver._steps._runner._compiled) == ["step"]
+
+
+def test_classes_are_told_apart_without_reading_them(traced):
+    torch.manual_seed(0)
+    objective = pal.MulticlassKKT(pal.networks.MLP(6, (5,), 3).double())
+    run = functools.partial(pal.reconstruct, objective, image_shape=6, candidates=6, steps=20, record_every=10)
+    runs = [run(progress=False, execution=Execution(mode=mode)) for mode in ("eager", "compiled")]
+    assert torch.allclose(runs[0].images, runs[1].images, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_constant_factor_multiplies_and_adds(dtype):
+    """With float32 packed where the library can, and with float64 never; into part of a larger tensor as well."""
+    torch.manual_seed(0)
+    A, b, h, total = (torch.randn(*shape).to(dtype) for shape in ((5, 4), (4,), (3, 5), (3, 8)))
+    expected = total[:, 2:6] + h @ A
+    assert torch.allclose(Factor(A, b, rows=3)(h), h @ A + b, atol=1e-5)
+    assert Factor(A, rows=3).onto(total[:, 2:6], h).data_ptr() == total[:, 2:6].data_ptr()
+    assert torch.allclose(total[:, 2:6], expected, atol=1e-5)
+
+
+def test_a_solver_is_freed_without_the_garbage_collector():
+    """It may hold captured graphs, and much memory of a GPU with them."""
+    solver = Solver(pal.KKT(pal.networks.MLP(6, (5,))), Everywhere((6,)), Settings(candidates=4, steps=3))
+    solver.step(solver.init())
+    gone = weakref.ref(solver)
+    del solver
+    assert gone() is None
 
 
 def test_a_stretch_can_be_cut_anywhere():

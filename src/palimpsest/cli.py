@@ -82,7 +82,7 @@ class Reconstruct:
     tensorboard: bool = False
     """Also write the curves for TensorBoard, into the run folder."""
     mode: Mode = "auto"
-    """How steps run: one by one, with elementwise work compiled, as a CUDA graph, or both; the result is the same."""
+    """How steps run: one by one, compiled, as a CUDA graph, or both; the result is the same."""
     device: Device = "auto"
 
     def run(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
@@ -105,11 +106,17 @@ class Solver:
         self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self._own_sharpness = objective.sharpness
         self._T2 = objective.target_norm_squared
-        programs = {"step": partial(self._advance, watch=False), "watched step": partial(self._advance, watch=True)}
         self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
-        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps, phases=self.rounds + 1)
+        itself = weakref.proxy(self)  # no cycle: captured graphs are freed with their solver
+        programs = {
+            "step": partial(Solver._advance, itself, watch=False),
+            "watched step": partial(Solver._advance, itself, watch=True),
+        }
+        self._steps = self.execution.executor(
+            programs, objective.device, often=["step"], steps=settings.steps, phases=self.rounds + 1
+        )
 
     # --- the explicit state machine --------------------------------------------------------------
 
@@ -210,6 +217,8 @@ class Solver:
             arguments = (state.x, state.multipliers, state.labels)
             self._at(self._sharpness(0.0)).check(*arguments)
             self.objective.chunk = memory.chunk_size(self.objective, state.x, self.execution.memory)
+            if self.objective.chunk is not None:
+                self._steps.leave_uncompiled()  # each chunk would be compiled by itself
             self.objective.prepare(state.x)
             self._prepared_for = len(state.x)
         return self._steps

@@ -145,7 +145,7 @@ def train(
     likely = steps // 10  # most trainings converge long before their limit
     if how.mode == "auto" and problem.images.device.type == "cpu":
         how = replace(how, mode="eager")  # and most on a CPU before compiling has paid
-    executor = how.executor(descent.programs, problem.images.device, steps=likely)
+    executor = how.executor(descent.programs, problem.images.device, often=["step"], steps=likely)
     history: list[Record] = []
 
     def record(entry: Tensors) -> None:

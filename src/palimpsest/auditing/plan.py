@@ -13,6 +13,7 @@ from typing import Any
 
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.errors import InvalidInputError
+from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
@@ -145,7 +146,9 @@ def measured_rate(
     objective: Objective, image_shape: tuple[int, ...], candidates: int, *, seconds: float = 1.5
 ) -> float:
     """Steps of a reconstruction a second."""
-    solver = Solver(objective, Everywhere(image_shape), Settings(candidates=candidates, steps=10**6, record_every=5))
+    mode = Execution().resolved(objective.device, PLENTY)  # that of a run as long as the longest that is planned
+    settings = Settings(candidates=candidates, steps=10**6, record_every=5)
+    solver = Solver(objective, Everywhere(image_shape), settings, Execution(mode=mode))
     with solver.execution.numbers(objective.device):
         state = solver.step(solver.init())  # the first steps pay for what later ones find ready
         began, first = time.monotonic(), state.step

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +18,7 @@ from palimpsest.execution.graph import Graph
 from palimpsest.execution.whole import Whole
 from palimpsest.precision import matrix_products
 
-WORTH_COMPILING = 20_000  # steps: compiling takes up to fifteen seconds, and then saves a quarter to a third of each
+WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
 
 log = logging.getLogger("palimpsest")
 Mode = Literal["auto", "eager", "compiled", "graph", "compiled-graph"]
@@ -61,15 +61,22 @@ class Execution:
             return self.mode
         if device.type == "cuda":  # what is compiled there serves tensors of all shapes
             return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
-        return "compiled" if steps >= phases * WORTH_COMPILING and fusion.available(device) else "eager"
+        worth_it = device.type == "cpu" and steps >= phases * WORTH_COMPILING
+        return "compiled" if worth_it and fusion.available(device) else "eager"
 
     def executor(
-        self, programs: Mapping[str, Program], device: torch.device, *, steps: int, phases: int = 1
+        self,
+        programs: Mapping[str, Program],
+        device: torch.device,
+        *,
+        often: Collection[str],
+        steps: int,
+        phases: int = 1,
     ) -> Executor:
-        """What runs these programs, about so many times."""
+        """What runs these programs, those that come often about so many times."""
         if device.type == "cpu":
             keep_freed_memory()
-        return Executor(programs, self.resolved(device, steps, phases), device, insist=self.mode != "auto")
+        return Executor(programs, self.resolved(device, steps, phases), device, often, insist=self.mode != "auto")
 
     def numbers(self, device: torch.device) -> AbstractContextManager[None]:
         """Within it, matrix products have the precision asked for."""
@@ -77,12 +84,26 @@ class Execution:
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode; in another if it is not insisted on and fails."""
+    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and is not insisted on."""
 
-    def __init__(self, programs: Mapping[str, Program], mode: Mode, device: torch.device, *, insist: bool) -> None:
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        mode: Mode,
+        device: torch.device,
+        often: Collection[str],
+        *,
+        insist: bool,
+    ) -> None:
         self.mode, self._programs, self._insist = mode, programs, insist
-        self._whole = mode == "compiled" and device.type != "cuda"
-        self._runner = (Whole if self._whole else Graph if "graph" in mode else Eager)(programs)
+        self._whole = mode == "compiled" and device.type == "cpu"
+        self._runner: Whole | Graph | Eager
+        self._runner = Whole(programs, often) if self._whole else (Graph if "graph" in mode else Eager)(programs)
+
+    def leave_uncompiled(self) -> None:
+        """Compile no whole program from now on."""
+        if self._whole:
+            self.mode, self._whole, self._runner = "eager", False, Eager(self._programs)
 
     def run(
         self, tensors: Tensors, plan: Sequence[str], paces: torch.Tensor | None = None
@@ -99,6 +120,10 @@ class Executor:
             except UnsupportedNetworkError as error:
                 if self._insist or self.mode == "eager":
                     raise
-                log.warning("%s; going on in the mode eager, which is slower", error)
+                log.warning("%s (%s); going on in the mode eager, which is slower", error, _first_line(error.__cause__))
         self.mode, self._runner = "eager", Eager(self._programs)
         return self.run(tensors, plan, paces)
+
+
+def _first_line(error: BaseException | None) -> str:
+    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -26,7 +26,7 @@ class Eager:
 
 
 def copies(tensors: Tensors) -> Tensors:
-    return {name: t.clone() for name, t in tensors.items()}
+    return {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
 
 
 def shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:

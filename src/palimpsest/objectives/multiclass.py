@@ -37,6 +37,6 @@ class MulticlassKKT(Objective):
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None
-        own = torch.nn.functional.one_hot(labels.long(), outputs.shape[1]).bool()
+        own = labels[:, None] == torch.arange(outputs.shape[1], device=labels.device)
         others = outputs.masked_fill(own, -torch.inf)
         return outputs.masked_fill(~own, 0).sum(1) - others.amax(1)
