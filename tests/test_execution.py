@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import palimpsest as pal
 from cases import NETWORKS, Case, make_case
-from palimpsest import execution, fusion
+from palimpsest import execution, fusion, training
 from palimpsest.benchmark import steps
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import Execution, Executor, memory
@@ -298,7 +298,7 @@ def pieces(monkeypatch):
     """All that is fused on a GPU, to be traced afresh, and without generating code."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="aot_eager", **options))
-    modules = (pal.solver, pal.training, dense)
+    modules = (pal.solver, training.descent, training.losses, training.problem, dense)
     found = [f for module in modules for f in vars(module).values() if isinstance(f, fusion.fusible)]
     for piece in found:
         vars(piece).pop("compiled", None)

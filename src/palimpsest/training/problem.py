@@ -1,0 +1,203 @@
+"""What training minimises: F, its gradient and its curvature at any θ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, jvp, vjp
+from torch.nn.functional import one_hot
+
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.fusion import fusible
+from palimpsest.training.losses import margins, separable, shares, squared, tiny
+
+LossName = Literal["squared", "logistic", "cross_entropy"]
+
+
+class Numbers(NamedTuple):
+    """What there is to know of one θ, as tensors on the device."""
+
+    value: Tensor
+    """F."""
+    log_loss: Tensor
+    gap: Tensor
+    margin: Tensor
+    kkt_residual: Tensor
+    """NaN for squared loss."""
+    norm: Tensor
+    """‖θ‖."""
+    gradient_norm: Tensor
+    """‖∇F‖."""
+
+
+@dataclass(frozen=True)
+class State:
+    numbers: Numbers
+    gradient: tuple[Tensor, ...]
+
+
+class Problem:
+    """The function F that training minimises: its value, gradient and curvature at any θ."""
+
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float) -> None:
+        self.model, self.loss, self.decay = model, loss, decay
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.named:
+            raise NoGradientError("the network has no parameter to train; let some require a gradient")
+        self.images = images.to(next(iter(self.named.values())))
+        if not torch.isfinite(self.images).all():
+            raise NonFiniteError("the images contain NaN or infinity; remove those images")
+        with torch.no_grad():
+            outputs = _matrix(model(self.images), len(images))
+        self.labels = labels.to(outputs.device)
+        self.targets = _targets(self.labels, outputs, loss)
+        self.has_margin = (
+            not self.labels.dtype.is_floating_point if outputs.shape[1] > 1 else bool((self.targets.abs() == 1).all())
+        )
+        self._fitted_shape = outputs.shape if loss == "squared" else outputs.shape[:1]
+
+    def start_of_iteration(self) -> Tensor:
+        """A direction from which to look for the largest curvature."""
+        return torch.randn(self._fitted_shape, generator=torch.Generator().manual_seed(0)).to(self.images)
+
+    @property
+    def stride(self) -> float:
+        """By what fraction of ‖θ‖ a step of chosen length may move θ.
+
+        Short for squared loss: overshooting moves the weights in ways that no image explains. Longer towards
+        the maximum margin, where the weights have to grow many times over, and where weight decay will have
+        the weights forget their way.
+        """
+        return 0.00025 if self.loss == "squared" and not self.decay else 0.02
+
+    @property
+    def default_tolerance(self) -> float:
+        return 0.001 if self.decay else 0.01 if self.loss == "squared" else 0.1
+
+    def fitted(self, outputs: Tensor) -> Tensor:
+        """What the loss is a function of: the outputs Φ for squared loss, otherwise the margins m."""
+        return outputs if self.loss == "squared" else margins(outputs, self.targets)
+
+    def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
+        return _matrix(functional_call(self.model, dict(θ), (self.images,)), len(self.images))
+
+    def evaluate(self, θ: Mapping[str, Tensor]) -> State:
+        """F and ∇F: the loss is differentiated by hand in the outputs, the network by autograd."""
+        leaves = {name: p.detach().requires_grad_() for name, p in θ.items()}
+        with torch.enable_grad():
+            outputs = self.outputs(leaves)
+        loss = squared if self.loss == "squared" else separable
+        value, log_loss, gap, margin, pull = loss(outputs.detach(), self.targets, bool(self.decay), self.has_margin)
+        parameters = list(leaves.values())
+        gradient = torch.autograd.grad(outputs, parameters, pull, allow_unused=True, materialize_grads=True)
+        numbers = (value, log_loss, gap, margin)
+        return State(*with_geometry(numbers, parameters, gradient, self.decay, self.loss != "squared"))
+
+    def curvature(self, θ: Mapping[str, Tensor], direction: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
+        """Largest eigenvalue of JᵀDJ (+ δ), by power iteration, and the direction from which to go on next time.
+
+        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a
+        separable one, and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. That bounds the
+        curvature of log L and is at least about ‖∇F‖², so no step is long because one image dominates and F
+        looks straight.
+        """
+
+        def function(θ: dict[str, Tensor]) -> Tensor:
+            return self.fitted(self.outputs(θ))
+
+        point = {name: p.detach() for name, p in θ.items()}
+        fitted, pull = vjp(function, point)[:2]
+        D = self._weights(fitted).sqrt()
+        u, λ = direction, direction.new_zeros(())
+        for _ in range(iterations):
+            u = u / u.norm().clamp_min(tiny(u))
+            (v,) = pull(D * u)
+            u = D * jvp(function, (point,), (v,))[1]
+            λ = u.norm()
+        # A little of every direction is kept, so that one which has become the steepest is found next time.
+        onwards = u / λ.clamp_min(tiny(u)) + 0.01 / math.sqrt(u.numel())
+        return λ.clamp_min(1e-30) + self.decay, onwards.detach()
+
+    def _weights(self, fitted: Tensor) -> Tensor:
+        if self.loss == "squared":
+            return torch.full_like(fitted, 2 / len(fitted))
+        if self.decay:
+            return torch.sigmoid(fitted) * torch.sigmoid(-fitted) / len(fitted)
+        return shares(fitted)
+
+    def accuracy(self, outputs: Tensor) -> float:
+        if not self.has_margin:
+            return math.nan
+        if outputs.shape[1] > 1:
+            return float((outputs.argmax(1) == self.labels).double().mean())
+        return float((outputs * self.targets > 0).double().mean())
+
+    def degree(self, outputs: Tensor) -> float | None:
+        """L with Φ(2θ) = 2^L Φ(θ) for every image, to three digits; None if there is no such L."""
+        twice = self.outputs({name: 2 * p for name, p in self.named.items()})
+        scale = float((twice * outputs).sum() / (outputs**2).sum().clamp_min(tiny(outputs)))
+        same = bool(torch.allclose(twice, scale * outputs, rtol=1e-3, atol=1e-3 * float(twice.abs().max())))
+        return round(math.log2(scale), 2) if same and scale > 0 else None
+
+
+def _matrix(outputs: Tensor, n: int) -> Tensor:
+    """Outputs as (n, C), whether the network gives (n,), (n, 1) or (n, C)."""
+    if outputs.ndim > 2 or outputs.shape[:1] != (n,):
+        raise InvalidInputError(f"the network gives outputs of shape {tuple(outputs.shape)} for {n} images;"
+                                " it must give (k,), (k, 1) or (k, C)")  # fmt: skip
+    return outputs.reshape(n, -1)
+
+
+def _targets(labels: Tensor, outputs: Tensor, loss: LossName) -> Tensor:
+    """What the outputs are compared with, after checking that labels, outputs and loss fit together."""
+    n, C = outputs.shape
+    if loss == "squared" and labels.dtype.is_floating_point and labels.numel() == outputs.numel():
+        return labels.to(outputs).reshape(n, C)
+    if labels.shape != (n,):
+        raise InvalidInputError(f"labels have shape {tuple(labels.shape)}; give one for each of {n} images")
+    if C == 1 and loss != "cross_entropy":
+        if not bool((labels.abs() == 1).all()):
+            raise InvalidInputError("a network with one output needs labels −1 and 1")
+        return labels.to(outputs).reshape(n, 1)
+    if loss == "logistic" or C == 1:
+        raise InvalidInputError(f"{loss} loss does not fit {C} output(s); logistic takes 1, cross_entropy more")
+    if labels.dtype.is_floating_point or not bool(((labels >= 0) & (labels < C)).all()):
+        raise InvalidInputError(f"a network with {C} outputs needs whole labels 0…{C - 1}")
+    return one_hot(labels.long(), C).to(outputs)
+
+
+@fusible
+def with_geometry(
+    judged: tuple[Tensor, Tensor, Tensor, Tensor],
+    θ: Sequence[Tensor],
+    gradient: Sequence[Tensor],
+    decay: float,
+    separable: bool,
+) -> tuple[Numbers, tuple[Tensor, ...]]:
+    """The judgement completed by what the whole of θ and of the gradient say, and the gradient with weight decay.
+
+    The KKT residual min_{c≥0} ‖θ + c∇L‖/‖θ‖ is the sine of the angle between θ and −∇L = Σ λ_i ∇m_i, 1 if it is
+    obtuse; it is the gap of a separable loss once all images are on the right side.
+    """
+    value, log_loss, gap, margin = judged
+    θ = [p.detach() for p in θ]
+    norm, gradient_norm, inner = (
+        torch.stack([(a * b).sum() for a, b in zip(left, right, strict=True)]).sum()
+        for left, right in ((θ, θ), (gradient, gradient), (θ, gradient))
+    )
+    norm, gradient_norm = norm.sqrt(), gradient_norm.sqrt()
+    kkt = torch.full_like(value, math.nan)
+    if separable:
+        cosine = -inner / (norm * gradient_norm).clamp_min(tiny(norm))
+        kkt = (1 - cosine.clamp_min(0.0) ** 2).clamp_min(0.0).sqrt()
+        gap = torch.where(margin > 0, kkt, torch.ones_like(kkt))
+    if decay:
+        value = value + 0.5 * decay * norm**2
+        gradient_norm = (gradient_norm**2 + 2 * decay * inner + (decay * norm) ** 2).clamp_min(0).sqrt()
+        gradient = [g + decay * p for g, p in zip(gradient, θ, strict=True)]
+    return Numbers(value, log_loss, gap, margin, kkt, norm, gradient_norm), tuple(gradient)
