@@ -436,6 +436,7 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--method": "multiclass"}, "one output per class"),
         ({"--mean": "grey", "--data": "digits.npz"}, "no mean or deviation"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
+        ({"--held-out": "digits.npz"}, "give these too, as --data"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp_path, monkeypatch, capsys):

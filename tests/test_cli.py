@@ -258,7 +258,7 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     command = [sys.executable, "-m", "palimpsest.cli", "reconstruct", str(torn), *long]
     environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums in one order
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    while not list(torn.glob("snapshots/with-000002*")):
+    while not list(torn.glob("snapshots/with-*")):
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)

@@ -100,7 +100,7 @@ class Reconstruct:
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(
-                    f"interrupted; the state is saved: go on with `palimpsest reconstruct {self.folder}` as before"
+                    "interrupted; the state is saved: give the same command again to go on with it"
                 ) from None
         print(f"Candidates are in {self.folder}; judge them with: palimpsest report {self.folder}")
 
@@ -257,6 +257,8 @@ class Audit:
     def run(self) -> None:
         shape = _sides(self.shape)
         known = None
+        if self.held_out is not None and self.data is None:
+            raise InvalidInputError("--held-out calibrates scores of the training images; give these too, as --data")
         if self.data is not None:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
         try:

@@ -65,9 +65,10 @@ def counting(ranking: Ranking, bar: float) -> Tensor:
 
 def _sentence(claim: bool, likely: int, expected: float, readable: bool | None) -> str:
     if claim:
+        found = round(expected)
         return (
-            f"Leakage is likely: independent restarts agree on {likely} candidate{'s' * (likely != 1)}, of which about"
-            f" {expected:.0f} {'are' if round(expected) != 1 else 'is'} expected to be training images."
+            f"Leakage is likely: independent restarts agree on {likely} candidate{'s' * (likely != 1)},"
+            f" about {found} of which {'is' if found == 1 else 'are'} expected to show a training image."
         )
     start = "No evidence of leakage: nothing was read out of the weights that independent restarts agree on"
     if readable:
