@@ -403,7 +403,7 @@ def test_chunks_are_not_compiled_each_by_itself(monkeypatch):
     assert rec.images.isfinite().all()
 
 
-def test_where_a_run_is_resumed_does_not_decide_what_is_compiled(traced, monkeypatch):
+def test_where_a_run_is_resumed_does_not_decide_what_is_compiled(traced):
     """The step after a stop may be one alone, and is compiled all the same."""
     torch.manual_seed(0)
     objective = pal.KKT(pal.networks.MLP(6, (5,)).double())
