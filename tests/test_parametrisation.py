@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+import palimpsest as pal
 from cases import TABLE, make_case
 from palimpsest import splitting
 from palimpsest.errors import InvalidInputError
-from palimpsest.parametrisation import Subspace
+from palimpsest.parametrisation import Everywhere, Subspace
 
 
 def confined(name: str):
@@ -56,3 +57,33 @@ def test_shapes_that_do_not_fit_are_refused():
         Subspace(torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(InvalidInputError, match="pixels"):
         Subspace(torch.zeros(4), torch.zeros(2, 4)).shaped((1, 3, 3))
+
+
+@pytest.mark.parametrize("p", [0.5, 1.0])
+@pytest.mark.parametrize("name", ["mlp-2-all/ntk-nodes", "mlp-3-none/ntk"])
+def test_whitening_weighs_directions_of_the_first_layer_by_their_singular_values(name, p):
+    case, subspace, c = confined(name)
+    objective, first = case.objective, "layers.0.weight"
+    T = objective.target[first]
+    P = torch.linalg.qr(torch.cat([subspace.offset.reshape(1, -1), subspace.basis.flatten(1)]).T)[0]
+    V, σ, _ = torch.linalg.svd(P.T @ T.T)
+    V = P @ V
+    s = σ[: V.shape[1]] ** -p
+    s = s * (σ.norm() / (σ * s).norm())
+    objective.whitening = p
+    r = objective.residual(subspace.images(c), case.multipliers, case.labels)
+    w = objective.weights
+    expected = sum(w[name] * t.square().sum() for name, t in r.items() if name != first)
+    expected += w[first] * ((r[first] @ V * s).square().sum() + (T - T @ V @ V.T).square().sum())
+    inside = objective.within(subspace)
+    assert torch.allclose(inside.loss(c, case.multipliers, case.labels), expected)
+    assert torch.allclose(inside.target_norm_squared, objective.target_norm_squared)
+
+
+def test_whitening_is_refused_where_it_means_nothing():
+    case, _, _ = confined("cnn/ntk")
+    case.objective.whitening = 0.5
+    with pytest.raises(InvalidInputError, match="subspace"):
+        case.objective.within(Everywhere((1, 6, 6)))
+    with pytest.raises(InvalidInputError, match="from 0 to 1"):
+        pal.NTK(model := pal.networks.MLP(4, (3,)), {n: 0 * t for n, t in model.state_dict().items()}, whitening=2)

@@ -9,6 +9,7 @@ from torch import nn
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, TrainingDivergedError
 from palimpsest.networks import MLP, PolynomialNetwork
 from palimpsest.training import Outcome, train
+from palimpsest.training.coordinates import Coordinates, SpanCoordinates, coordinates
 
 
 def problem(n=12, d=10, classes=2, seed=0, dtype=torch.float32):
@@ -254,3 +255,30 @@ def test_a_dead_network_and_a_perfect_one_are_no_accidents():
     assert again.converged
     assert math.isfinite(again.history[-1]["log_loss"])
     assert "accuracy" not in again.summary
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("squared", 1), ("logistic", 1), ("cross_entropy", 3)])
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+def test_fewer_images_than_pixels_are_trained_on_in_their_span_to_the_same_weights(loss, outputs, decay, monkeypatch):
+    x, y = problem(n=6, d=40, classes=max(outputs, 2), dtype=torch.float64)
+    x[1] = x[0]  # images need not be independent
+    start = network(40, hidden=(20, 15), outputs=outputs).double()
+    spanned = train(start, x, y, loss=loss, steps=60, weight_decay=decay)
+    monkeypatch.setattr("palimpsest.training.problem.coordinates", Coordinates)
+    whole = train(start, x, y, loss=loss, steps=60, weight_decay=decay)
+    assert isinstance(coordinates(start, x), SpanCoordinates)
+    for ours, plain in zip(spanned.model.parameters(), whole.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, plain, rtol=1e-8, atol=1e-10)
+    assert spanned.history[-1] == pytest.approx(whole.history[-1], rel=1e-6)
+    assert spanned.normalised_margin == pytest.approx(whole.normalised_margin, rel=1e-6)
+
+
+def test_a_frozen_layer_stays_where_it_is_in_the_span():
+    x, y = problem(n=6, d=40)
+    start = network(40, hidden=(20, 15))
+    start.layers[1].weight.requires_grad_(False)
+    fit = train(start, x, y, steps=20)
+    assert torch.equal(fit.model.layers[1].weight, start.layers[1].weight)
+    assert not torch.equal(fit.model.layers[0].weight, start.layers[0].weight)
+    start.layers[0].weight.requires_grad_(False)
+    assert not isinstance(coordinates(start, x), SpanCoordinates)

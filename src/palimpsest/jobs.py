@@ -109,6 +109,8 @@ class Reading:
     """Gradient steps, over all phases."""
     span: bool = False
     """Seek images only in the space that the first layer's change spans (NTK)."""
+    whitening: float = 0.0
+    """With --span: how far the directions of that space are made to count alike, from 0 (not at all) to 1."""
     share: float = 0.25
     """Share of the candidates that may split in one round."""
     rounds: int = 2
@@ -125,13 +127,15 @@ class Reading:
             raise InvalidInputError("--at is empty or no number; give points from 0 (initial) to 1 (final weights)")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise InvalidInputError(f"--share is {self.share}; give a number above 0 and at most 1")
+        if not is_number(self.whitening) or not 0 <= self.whitening <= 1 or (self.whitening and not self.span):
+            raise InvalidInputError(f"--whitening is {self.whitening}; give a number from 0 to 1, and --span with it")
 
     def objective(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> Objective:
         fitting = METHODS[loss]
         if self.method not in (None, fitting):
             raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {fitting}")
         if fitting == "ntk":
-            return pal.NTK(model, initial, at=self.at, weights="auto")
+            return pal.NTK(model, initial, at=self.at, weights="auto", whitening=self.whitening)
         method = pal.KKT if fitting == "kkt" else pal.MulticlassKKT
         return method(model, initial=initial, weights="auto")
 

@@ -105,7 +105,7 @@ class Solver:
         self.objective = objective.within(where)  # a copy: its sharpness is the solver's to set
         self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self._own_sharpness = objective.sharpness
-        self._T2 = objective.target_norm_squared
+        self._T2 = self.objective.target_norm_squared
         self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds

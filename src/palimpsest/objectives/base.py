@@ -35,9 +35,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.objectives import dense, gram, weighting
+from palimpsest.objectives import dense, gram, reduced, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
-from palimpsest.parametrisation import Parametrisation
+from palimpsest.parametrisation import Parametrisation, Subspace
 from palimpsest.precision import matrix_products
 
 PROBE = 64  # candidates on which a network is tried before it is used on all
@@ -77,6 +77,9 @@ class Objective(ABC):
 
     label_kind: Labels = Unlabelled()
     """What labels candidates carry."""
+
+    whitening: float = 0.0
+    """How far the directions of the first layer are made to count alike, within a subspace: 0 not at all, 1 fully."""
 
     def __init__(
         self,
@@ -202,9 +205,20 @@ class Objective(ABC):
     # --- where candidates live, and in which numbers ---------------------------------------------
 
     def within(self, where: Parametrisation) -> Self:
-        """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c."""
+        """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c.
+
+        Dense layers in a subspace become a smaller network; see :mod:`palimpsest.objectives.reduced`.
+        """
         other = copy.copy(self)
         other._where, other._checked = where, None
+        if isinstance(where, Subspace) and (
+            layers := self._dense_layers(where.offset[None].to(self.device, self.dtype))
+        ):
+            smaller = reduced.reduce(layers, where, self.target, self.tangents, self.weights, self.whitening)
+            other._network, other._where = smaller.network, smaller.where
+            other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
+        elif self.whitening:
+            raise InvalidInputError("whitening needs a dense network and a subspace; give within=pal.span(…).subspace")
         return other
 
     def chunks(
@@ -287,10 +301,14 @@ class Objective(ABC):
         some = None if labels is None else labels[:PROBE]
         if not any(bool(v.any()) for v in self._represent(plain, uneven, some).values()):
             raise NoGradientError(IGNORED)
-        layers = dense.recognise(self._network, self._images(plain)) if self._recognises_dense else None
-        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
-        self._dense = layers if names == set(self.target) else None
+        self._dense = self._dense_layers(self._images(plain))
         self._one_output = self.outputs(plain[:1]).shape[1] == 1
+
+    def _dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
+        """The layers, if the network is a stack of dense ones and all of them take part."""
+        layers = dense.recognise(self._network, images) if self._recognises_dense else None
+        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
+        return layers if names == set(self.target) else None
 
     def prepare(self, x: Tensor) -> None:
         """Lay out beforehand what many steps with so many candidates have in common; see :meth:`slopes`.

@@ -31,6 +31,7 @@ from palimpsest.smoothing import REACH, Smoothed, softplus
 
 Parameters = dict[str, Tensor]
 Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+ALIGNED = 8  # numbers
 Scalar = Callable[[Tensor], Tensor]
 
 
@@ -69,6 +70,11 @@ def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
         as_expected &= _same(given, h) and _same(returned, z)
         h = softplus(z, β)
     return layers if as_expected and _same(outputs, z) else None
+
+
+def aligned(rows: Tensor, last: Tensor) -> Tensor:
+    """Rows with a last column, filled up with zeros to a length that tensor cores can work on."""
+    return F.pad(torch.cat([rows, last], 1), (0, -(rows.shape[1] + 1) % ALIGNED))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

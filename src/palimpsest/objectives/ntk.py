@@ -23,6 +23,7 @@ class NTK(Objective):
         initial: its weights before training, a state dict.
         at: t, or several of them; multipliers then have shape (k, len(at)), and with C > 1 outputs a further
             axis of length C.
+        whitening: the power p of :mod:`palimpsest.objectives.reduced`, for searches within the span of the images.
         sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
     """
 
@@ -38,6 +39,7 @@ class NTK(Objective):
         at: float | Sequence[float] = 0.5,
         sharpness: float | None = None,
         weights: weighting.Weights = None,
+        whitening: float = 0.0,
     ) -> None:
         θ, θ_0 = parameters_of(model), _matching(initial, parameters_of(model))
         Δ = {name: θ[name] - θ_0[name] for name in θ}
@@ -49,6 +51,9 @@ class NTK(Objective):
 
         tangents = point(at) if isinstance(at, int | float) else [point(float(t)) for t in at]
         super().__init__(model, target=Δ, tangents=tangents, sharpness=sharpness, weights=weights, initial=θ_0)
+        if not 0 <= whitening <= 1:
+            raise InvalidInputError(f"whitening is {whitening}; give a number from 0 to 1")
+        self.whitening = whitening
 
     def unexplained(self) -> dict[str, float]:
         assert self.initial is not None

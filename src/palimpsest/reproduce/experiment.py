@@ -76,13 +76,14 @@ class Column:
     priors: dict[str, dict[str, float]]
     prior_strength: tuple[float, float] = (1.0, 1.0)
     within: Literal["everything", "span"] = "everything"
+    whitening: float = 0.0
     splitting: dict[str, Any]
     merging: dict[str, float] | None = None
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
         if loss == "squared" or self.from_initial:
-            return pal.NTK(model, initial, at=self.at, weights=weights)
+            return pal.NTK(model, initial, at=self.at, weights=weights, whitening=self.whitening)
         method = pal.KKT if loss == "logistic" else pal.MulticlassKKT
         return method(model, initial=initial, weights=weights)
 

@@ -35,11 +35,11 @@ class Descent:
         }
 
     def start(self) -> Tensors:
-        θ, like = self.problem.named, self.problem.images
+        θ, like = self.problem.start, self.problem.images
         rate, reach = self.learning_rate or 0.0, self.problem.stride * (1 - self.momentum)
         numbers = {"rate": rate, "steady": rate, "gap": math.inf, "reach": reach}
         numbers |= {"tolerance": self.tolerance, "momentum": self.momentum}
-        tensors = {f"θ/{name}": p.detach().clone() for name, p in θ.items()}
+        tensors = {f"θ/{name}": p.clone() for name, p in θ.items()}
         tensors |= {f"v/{name}": torch.zeros_like(p) for name, p in θ.items()}
         tensors |= {name: torch.tensor(value).to(like) for name, value in numbers.items()}
         tensors |= {name: torch.tensor(value, device=like.device) for name, value in (("step", 0), ("diverged", -1))}
@@ -62,16 +62,16 @@ class Descent:
 
     def look(self, tensors: Tensors) -> Tensors:
         """What there is to say of the present point."""
-        return self._entry(tensors, self.problem.evaluate(_part(tensors, "θ")))
+        return self._entry(tensors, self.problem.evaluate(part(tensors, "θ")))
 
     def _estimate(self, tensors: Tensors, _: Tensor | None, *, iterations: int) -> None:
         if self.learning_rate is None:
-            λ, direction = self.problem.curvature(_part(tensors, "θ"), tensors["direction"], iterations)
+            λ, direction = self.problem.curvature(part(tensors, "θ"), tensors["direction"], iterations)
             tensors["direction"].copy_(direction)
             tensors["steady"].copy_(0.5 / λ)
 
     def _step(self, tensors: Tensors, _: Tensor, *, watch: bool = False) -> Tensors | None:
-        θ, v = _part(tensors, "θ"), _part(tensors, "v")
+        θ, v = part(tensors, "θ"), part(tensors, "v")
         state = self.problem.evaluate(θ)
         clock, gap = {name: tensors[name] for name in CLOCK}, self._gap(tensors, state)
         moving, set_to = _decide(clock, state.numbers, gap, self.steps, self.learning_rate is None)
@@ -125,5 +125,5 @@ def _move(
         p.add_(velocity * moving)
 
 
-def _part(tensors: Tensors, of: str) -> Tensors:
+def part(tensors: Tensors, of: str) -> Tensors:
     return {name.removeprefix(f"{of}/"): t for name, t in tensors.items() if name.startswith(f"{of}/")}

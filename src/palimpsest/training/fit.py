@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError, TrainingDivergedError
 from palimpsest.execution import Execution, Tensors
-from palimpsest.training.descent import Descent
+from palimpsest.training.descent import Descent, part
 from palimpsest.training.problem import LossName, Problem
 
 Record = dict[str, float]
@@ -159,20 +159,19 @@ def _fit(
     problem: Problem, tensors: Tensors, initial: dict[str, Tensor], history: list[Record], tolerance: float
 ) -> Fit:
     """The result: the network with its final weights, described by the last entry of the history."""
-    for name, p in problem.named.items():
-        p.copy_(tensors[f"θ/{name}"])
-    outputs, last = problem.outputs(problem.named), history[-1]
-    degree, margin = problem.degree(outputs), last.get("margin", math.nan)
-    norm = math.hypot(*(float(torch.linalg.vector_norm(p)) for p in problem.named.values()))
+    θ, last = part(tensors, "θ"), history[-1]
+    problem.network.write(θ)
+    degree, margin = problem.degree(θ), last.get("margin", math.nan)
+    norm = math.hypot(*(float(torch.linalg.vector_norm(p)) for p in θ.values()))
     return Fit(
-        model=problem.model,
+        model=problem.network.model,
         initial=initial,
         history=history,
         outcome=Outcome.CONVERGED if last["gap"] <= tolerance else Outcome.OUT_OF_STEPS,
         gap=last["gap"],
         tolerance=tolerance,
         loss=last["loss"],
-        accuracy=problem.accuracy(outputs),
+        accuracy=problem.accuracy(θ),
         margin=margin,
         degree=degree,
         normalised_margin=None if degree is None else margin / norm**degree,

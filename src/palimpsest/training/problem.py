@@ -9,11 +9,12 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, jvp, vjp
+from torch.func import jvp, vjp
 from torch.nn.functional import one_hot
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.errors import InvalidInputError
 from palimpsest.fusion import fusible
+from palimpsest.training.coordinates import coordinates
 from palimpsest.training.losses import margins, separable, shares, squared, tiny
 
 LossName = Literal["squared", "logistic", "cross_entropy"]
@@ -45,15 +46,12 @@ class Problem:
     """The function F that training minimises: its value, gradient and curvature at any θ."""
 
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float) -> None:
-        self.model, self.loss, self.decay = model, loss, decay
-        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        if not self.named:
-            raise NoGradientError("the network has no parameter to train; let some require a gradient")
-        self.images = images.to(next(iter(self.named.values())))
-        if not torch.isfinite(self.images).all():
-            raise NonFiniteError("the images contain NaN or infinity; remove those images")
+        self.loss, self.decay = loss, decay
+        self.network = coordinates(model, images)
+        self.outputs, self.images = self.network.outputs, self.network.images
+        self.start = {name: p.detach() for name, p in self.network.named.items()}
         with torch.no_grad():
-            outputs = _matrix(model(self.images), len(images))
+            outputs = self.outputs(self.start)
         self.labels = labels.to(outputs.device)
         self.targets = _targets(self.labels, outputs, loss)
         self.has_margin = (
@@ -82,9 +80,6 @@ class Problem:
     def fitted(self, outputs: Tensor) -> Tensor:
         """What the loss is a function of: the outputs Φ for squared loss, otherwise the margins m."""
         return outputs if self.loss == "squared" else margins(outputs, self.targets)
-
-    def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
-        return _matrix(functional_call(self.model, dict(θ), (self.images,)), len(self.images))
 
     def evaluate(self, θ: Mapping[str, Tensor]) -> State:
         """F and ∇F: the loss is differentiated by hand in the outputs, the network by autograd."""
@@ -130,27 +125,20 @@ class Problem:
             return torch.sigmoid(fitted) * torch.sigmoid(-fitted) / len(fitted)
         return shares(fitted)
 
-    def accuracy(self, outputs: Tensor) -> float:
+    def accuracy(self, θ: Mapping[str, Tensor]) -> float:
+        outputs = self.outputs(θ)
         if not self.has_margin:
             return math.nan
         if outputs.shape[1] > 1:
             return float((outputs.argmax(1) == self.labels).double().mean())
         return float((outputs * self.targets > 0).double().mean())
 
-    def degree(self, outputs: Tensor) -> float | None:
+    def degree(self, θ: Mapping[str, Tensor]) -> float | None:
         """L with Φ(2θ) = 2^L Φ(θ) for every image, to three digits; None if there is no such L."""
-        twice = self.outputs({name: 2 * p for name, p in self.named.items()})
+        outputs, twice = self.outputs(θ), self.outputs({name: 2 * p for name, p in θ.items()})
         scale = float((twice * outputs).sum() / (outputs**2).sum().clamp_min(tiny(outputs)))
         same = bool(torch.allclose(twice, scale * outputs, rtol=1e-3, atol=1e-3 * float(twice.abs().max())))
         return round(math.log2(scale), 2) if same and scale > 0 else None
-
-
-def _matrix(outputs: Tensor, n: int) -> Tensor:
-    """Outputs as (n, C), whether the network gives (n,), (n, 1) or (n, C)."""
-    if outputs.ndim > 2 or outputs.shape[:1] != (n,):
-        raise InvalidInputError(f"the network gives outputs of shape {tuple(outputs.shape)} for {n} images;"
-                                " it must give (k,), (k, 1) or (k, C)")  # fmt: skip
-    return outputs.reshape(n, -1)
 
 
 def _targets(labels: Tensor, outputs: Tensor, loss: LossName) -> Tensor:

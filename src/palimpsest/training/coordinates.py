@@ -1,0 +1,93 @@
+"""In which coordinates a network is trained: those of its first layer that the images can move, where these are fewer.
+
+Let X be the n images as rows, and X = S Qᵀ with orthonormal columns Q (d×n). A stack of dense layers sees an image only
+through W_1 x = (W_1 Q) s, and every gradient in W_1 is a sum of (…)·xᵀ, so that W_1 moves in the columns of Q alone:
+
+    W_1 = A Qᵀ + c∘U,    U = W_1(0) (1 − QQᵀ),    A(0) = W_1(0) Q,    c(0) = 1.
+
+A rotation leaves gradient descent, with or without momentum, as it is; so A is trained on the images S, of n numbers
+each and not d. Weight decay shrinks U, row by row, as it would shrink one weight for each unit whose input is always 0.
+That weight, |U_j| at first, is one more column of A, and gives ‖θ‖ its due.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.objectives.dense import ALIGNED, Layer, aligned, recognise
+
+
+class Coordinates:
+    """A network on its images, as a function of the parameters that are trained."""
+
+    def __init__(self, model: nn.Module, images: Tensor) -> None:
+        self.model = model
+        self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        if not self.named:
+            raise NoGradientError("the network has no parameter to train; let some require a gradient")
+        self.images = images.to(next(iter(self.named.values())))
+        if not torch.isfinite(self.images).all():
+            raise NonFiniteError("the images contain NaN or infinity; remove those images")
+
+    def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
+        """Φ for each image, (n, C)."""
+        return self._matrix(functional_call(self.model, dict(θ), (self.images,)))
+
+    def _matrix(self, outputs: Tensor) -> Tensor:
+        n = len(self.images)
+        if outputs.ndim > 2 or outputs.shape[:1] != (n,):
+            raise InvalidInputError(f"the network gives outputs of shape {tuple(outputs.shape)} for {n} images;"
+                                    " it must give (k,), (k, 1) or (k, C)")  # fmt: skip
+        return outputs.reshape(n, -1)
+
+    @torch.no_grad()
+    def write(self, θ: Mapping[str, Tensor]) -> None:
+        """Give the network these parameters."""
+        for name, value in self.in_full(θ).items():
+            self.model.get_parameter(name).copy_(value)
+
+    def in_full(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The network's own parameters."""
+        return dict(θ)
+
+
+class SpanCoordinates(Coordinates):
+    """A stack of dense layers on fewer images than an image has numbers."""
+
+    def __init__(self, model: nn.Module, images: Tensor, layers: tuple[Layer, ...]) -> None:
+        super().__init__(model, images)
+        self._layers, self._first = layers, layers[0].weight
+        self._frozen = {name: p.detach() for name, p in model.named_parameters() if name not in self.named}
+        W = self.named[self._first].detach().double()
+        Q, R = torch.linalg.qr(self.images.flatten(1).double().T)
+        A = W @ Q
+        U = W - A @ Q.T
+        size = U.norm(dim=1, keepdim=True)
+        self._Q, self._U = Q, U / size.clamp_min(torch.finfo(U.dtype).tiny)
+        self.images = aligned(R.T, torch.zeros_like(R[:, :1])).to(self.images)
+        self.named[self._first] = nn.Parameter(aligned(A, size).to(self.images))
+
+    def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
+        h, values = self.images, self._frozen | dict(θ)
+        for number, layer in enumerate(self._layers):
+            h = nn.functional.linear(h.relu() if number else h, values[layer.weight], values.get(layer.bias or ""))
+        return self._matrix(h)
+
+    def in_full(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        A, n = θ[self._first].double(), self._Q.shape[1]
+        return dict(θ) | {self._first: A[:, :n] @ self._Q.T + A[:, n, None] * self._U}
+
+
+def coordinates(model: nn.Module, images: Tensor) -> Coordinates:
+    """The fewest in which the network can be trained."""
+    whole = Coordinates(model, images)
+    if len(images) + ALIGNED < images[0].numel():
+        layers = recognise(model, whole.images)
+        if layers and layers[0].weight in whole.named:
+            return SpanCoordinates(model, images, layers)
+    return whole
