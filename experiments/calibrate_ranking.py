@@ -2,14 +2,14 @@
 
 Each network is trained, read from several seeds as an audit reads it, and every distinct candidate is labelled real if
 it shows a training image, by SSIM of at least 0.4, and clearly better than it shows any of as many held-out images. How
-often the label is wrong is told by exchanging the roles of training and held-out images. Networks with even seeds fit
-the map; those with odd seeds check it. What is finished is kept in --out.
+often the label is wrong is told by exchanging the roles of training and held-out images. Features are kept that lower
+the loss on networks left out of the fit. What is finished is kept in --out.
 
-    python experiments/calibrate_ranking.py --out runs/calibration --set medium --device cuda --fit
-    python experiments/calibrate_ranking.py --out runs/unseen --set medium --seeds 7 9
+    python experiments/calibrate_ranking.py --out runs/calibration --set medium --seeds 0 1 2 3 4 5 13 15 --fit
+    python experiments/calibrate_ranking.py --out runs/unseen --set medium --seeds 17 19 21 --judge
 
-The first writes src/palimpsest/auditing/calibration.json and docs/results/ranking.json. The second, given again with
---judge docs/results/ranking-unseen.json, tries that map on networks it was not fitted on.
+The first writes src/palimpsest/auditing/calibration.json; the second tries that map on networks it was not fitted on,
+and writes docs/results/ranking.json.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from palimpsest.scoring import metrics
 from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
-FEATURES = ("constant", "agreement", "pixels", "agreement by pixels", "copies", "crowding", "explained")
+FEATURES = ("constant", "agreement", "pixels", "colour", "agreement by pixels", "copies", "crowding", "explained")
 LEAST_SSIM = 0.4
 CLEARLY = 0.1  # by how much a training image must be shown better than any held-out image
 BINS = 5
@@ -262,15 +262,12 @@ def main() -> None:
     parser.add_argument("--data-root", type=Path, help="where MNIST and CIFAR-10 files are")
     parser.add_argument("--seeds", type=int, nargs="*", help="0 to 5 unless given")
     parser.add_argument("--fit", action="store_true", help="fit the map on what --out holds, and ship it")
-    parser.add_argument("--judge", type=Path, help="judge what --out holds by the shipped map, into this file")
+    parser.add_argument("--judge", action="store_true", help="judge what --out holds by the shipped map")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--tangents", type=int, choices=(1, 2), default=1)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.judge:
-        judge(options)
-        return
     for model in models(options.which, options.seeds or range(6)):
         path = options.out / f"{model.name}.json"
         if not path.exists():
@@ -279,14 +276,41 @@ def main() -> None:
             write_atomically(path, json.dumps(found).encode())
             print(f"{model.name}: {sum(found['real'])} of {len(found['real'])} candidates are real,"
                   f" {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    if options.fit:
-        summarise(finished(options), options)
+    for wanted, work in ((options.fit, fit), (options.judge, judge)):
+        if wanted:
+            work(options)
 
 
 def finished(options: argparse.Namespace) -> list[dict]:
     """What --out holds of the networks that are asked for."""
     paths = [options.out / f"{model.name}.json" for model in models(options.which, options.seeds or range(6))]
-    return [json.loads(path.read_text()) for path in paths if path.exists()]
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def command(options: argparse.Namespace, last: str) -> str:
+    seeds = " ".join(map(str, options.seeds or range(6)))
+    reading = f"--steps {options.steps} --restarts {options.restarts} --tangents {options.tangents}"
+    return f"python experiments/calibrate_ranking.py --set {options.which} {reading} --seeds {seeds} {last}"
+
+
+def fit(options: argparse.Namespace) -> None:
+    """Choose the features, fit the map on all networks, and ship it."""
+    results = finished(options)
+    # What explains nothing of the weights is no training image, however far restarts agree: that feature stays.
+    sets = [tuple(name for name in FEATURES if name != left) for left in (*FEATURES[1:-1], None)]
+    losses = {names: left_out(results, names) for names in sets}
+    for names, loss in losses.items():
+        print(f"{loss:.4f} log loss on networks left out, with {', '.join(names[1:])}")
+    near = [names for names in sets if losses[names] <= min(losses.values()) + 0.001]
+    chosen = min(near, key=lambda names: (len(names), losses[names]))  # the fewest of those that do as well
+    labels = {
+        name: sum(sum(r["real"]) if name == "real" else r[name] for r in results) for name in ("real", "exchanged")
+    }
+    print(f"{labels['real']} candidates are real; {labels['exchanged']} show a held-out image as clearly")
+    counts = {"networks": len(results), "candidates": sum(len(r["real"]) for r in results)} | labels
+    counts["log loss on networks left out"] = losses[chosen]
+    write = {"coefficients": fit_map(results, chosen), "command": command(options, "--fit")} | counts
+    (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n")
 
 
 def judge(options: argparse.Namespace) -> None:
@@ -295,39 +319,13 @@ def judge(options: argparse.Namespace) -> None:
     shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
     table = check(results, shipped["coefficients"])
     table["by data"] = by_data(results, shipped["coefficients"])
-    seeds = sorted({r["model"]["seed"] for r in results})
-    read = f"--set {options.which} --steps {options.steps} --restarts {options.restarts}"
-    read += f" --tangents {options.tangents} --seeds {' '.join(map(str, seeds))}"
-    command = f"python experiments/calibrate_ranking.py {read}, then with --judge {options.judge}"
-    written = {"command": command, "networks": [row["model"] for row in table["top"]], "map": shipped["command"]}
-    options.judge.write_text(json.dumps(written | {"held back": table}, indent=1) + "\n")
-
-
-def summarise(results: list[dict], options: argparse.Namespace) -> None:
-    fitting, held_back = ([r for r in results if r["model"]["seed"] % 2 == parity] for parity in (0, 1))
-    # What explains nothing of the weights is no training image, however far restarts agree: that feature stays.
-    sets = [tuple(name for name in FEATURES if name != left) for left in (*FEATURES[1:-1], None)]
-    losses = {names: left_out(fitting, names) for names in sets}
-    for names, loss in losses.items():
-        print(f"{loss:.3f} log loss on networks left out, with {', '.join(names[1:])}")
-    chosen = min(sets, key=losses.__getitem__)
-    b = fit_map(fitting, chosen)
-    table = check(held_back, b)
-    table["by data"] = by_data(held_back, b)
     for row in table["bins"]:
         print(f"estimated {row['estimated']:.2f} observed {row['observed']:.2f} ({row['n']})")
     for row in table["top"]:
         print(f"{row['model']:45s} top {row['shown']}: {row['real']} real, {row['expected']:.1f} expected;"
               f" {row['likely']} likely, {row['likely and real']} of them real")  # fmt: skip
-    command = f"python experiments/calibrate_ranking.py --set {options.which} --steps {options.steps}"
-    command += f" --restarts {options.restarts} --tangents {options.tangents} --fit"
-    labels = {"real": sum(sum(r["real"]) for r in results), "exchanged": sum(r["exchanged"] for r in results)}
-    print(f"{labels['real']} candidates are real; {labels['exchanged']} show a held-out image as clearly")
-    counts = {"networks": len(results), "candidates": sum(len(r["real"]) for r in results)} | labels
-    provenance = {"command": command} | counts
-    write = {"coefficients": b, **provenance}
-    (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n")
-    (ROOT / "docs/results/ranking.json").write_text(json.dumps(write | {"held back": table}, indent=1) + "\n")
+    written = {"command": command(options, "--judge"), "map": shipped["command"], "held back": table}
+    (ROOT / "docs/results/ranking.json").write_text(json.dumps(written, indent=1) + "\n")
 
 
 if __name__ == "__main__":

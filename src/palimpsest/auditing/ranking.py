@@ -1,7 +1,7 @@
 """How likely is a candidate to be a training image, as far as can be told without the training images?
 
 logit p = Σ_j b_j φ_j of a few features φ of how restarts agree on it. The coefficients are fitted on networks whose
-training images are known and checked on others (`experiments/calibrate_ranking.py`); they ship as calibration.json.
+training images are known and judged on others (`experiments/calibrate_ranking.py`); they ship as calibration.json.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
 
     Aligned faces resemble one another, and restarts then agree on faces that are nobody's; so agreement counts from
     what different images have in common, which is the crowding. And it says the more, the more pixels there are to
-    agree on.
+    agree on, in three colours or in one.
     """
     alike, pixels = agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
     agreement = _nines((agreed.agreement - alike) / (1 - alike))
@@ -35,6 +35,7 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
         "constant": torch.ones(len(agreed)),
         "agreement": agreement,
         "pixels": torch.full((len(agreed),), pixels),
+        "colour": torch.full((len(agreed),), float(agreed.images.ndim == 4 and agreed.images.shape[1] > 1)),
         "agreement by pixels": pixels * agreement,
         "copies": agreed.copies.clamp_max(MOST_COPIES),
         "crowding": torch.full((len(agreed),), alike),
