@@ -30,10 +30,12 @@ def one_model(seed: int) -> dict:
     model = training.network(data).to(device)
     fit = pal.train(model, data.centred(data.train.images), data.train.labels, loss=training.loss)
     result: dict = {"seed": seed}
-    for name, splitting in (("without", None), ("with", pal.Splitting(rounds=reading.rounds, share=reading.share))):
+    objective, within = reading.problem(fit.model, fit.initial, training.loss)
+    for name, splitting in (("without", None), ("with", reading.splitting)):
         rec = pal.reconstruct(
-            reading.objective(fit.model, fit.initial, training.loss),
+            objective,
             image_shape=data.image_shape,
+            within=within,
             candidates=reading.candidates,
             steps=reading.steps,
             splitting=splitting,

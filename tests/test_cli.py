@@ -59,9 +59,15 @@ def test_the_command_line_and_python_give_the_same_numbers(trained):
     torch.manual_seed(3)
     model = pal.networks.MLP(data.image_shape, hidden=(30, 30), outputs=1)
     fit = pal.train(model, data.centred(data.train.images), data.train.labels, loss="squared")
-    objective = pal.NTK(fit.model, fit.initial, at=(0.15, 0.85), weights="auto")
+    objective = pal.NTK(fit.model, fit.initial, at=(0.15, 0.85), weights="auto", whitening=0.5)
     rec = pal.reconstruct(
-        objective, image_shape=data.image_shape, candidates=10, steps=48, seed=3, splitting=pal.Splitting(share=0.25)
+        objective,
+        image_shape=data.image_shape,
+        candidates=10,
+        steps=48,
+        seed=3,
+        within=pal.span(fit.model, fit.initial).subspace,
+        splitting=pal.Splitting(share=0.25, until=0.4),
     )
     score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
     variant = RunFolder(trained).variants()["with"]
@@ -79,7 +85,9 @@ def test_training_again_forgets_the_old_reconstructions(tmp_path):
     folder = tmp_path / "run"
     assert main(["train", "--out", str(folder), *SMALL]) == 0
     assert main(["reconstruct", str(folder), *QUICK, "--splitting", "without"]) == 0
-    assert main(["train", "--out", str(folder), *SMALL, "--steps", "5"]) == 0
+    assert main(["train", "--out", str(folder), *SMALL, "--steps", "5"]) == 2
+    assert len(RunFolder(folder).variants()) == 1
+    assert main(["train", "--out", str(folder), *SMALL, "--steps", "5", "--again"]) == 0
     assert RunFolder(folder).variants() == {}
     assert main(["report", str(folder)]) == 2
 
@@ -101,10 +109,16 @@ def test_the_margin_methods_run_from_end_to_end(arguments, loss, method, tmp_pat
     assert "mean SSIM" in capsys.readouterr().out
 
 
-def test_the_span_can_be_searched_alone(tmp_path):
+def test_what_was_read_with_other_settings_is_replaced_only_if_asked_for(tmp_path, capsys):
     folder = str(tmp_path / "run")
     assert main(["train", "--out", folder, *SMALL, "--steps", "100"]) == 0
-    assert main(["reconstruct", folder, *QUICK, "--span"]) == 0
+    arguments = ["reconstruct", folder, *QUICK, "--splitting", "without", "--within"]
+    assert main([*arguments, "everywhere"]) == 0
+    before = RunFolder(folder).variants()["without"]["images"]
+    assert "within everywhere (not span)" in complaint(capsys, *arguments, "span")
+    assert torch.equal(RunFolder(folder).variants()["without"]["images"], before)
+    assert main([*arguments, "span", "--again"]) == 0
+    assert not torch.equal(RunFolder(folder).variants()["without"]["images"], before)
 
 
 # --- wrong use ------------------------------------------------------------------------------------
@@ -233,7 +247,7 @@ def test_divergence_is_a_failure_not_wrong_use(trained, monkeypatch, capsys):
         raise pal.errors.DivergenceError(7, "lower the learning rate")
 
     monkeypatch.setattr(jobs.pal, "reconstruct", diverge)
-    assert main(["reconstruct", str(trained), "--steps", "9"]) == 1
+    assert main(["reconstruct", str(trained), "--steps", "9", "--again"]) == 1
     assert "step 7" in capsys.readouterr().err
 
 

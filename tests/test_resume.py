@@ -129,14 +129,15 @@ def test_a_state_of_another_problem_is_refused(other, tmp_path):
 
 
 def test_a_method_or_a_subspace_that_differs_in_one_number_is_another_problem():
-    model = pal.networks.MLP((1, 3, 3), (6,))
-    spaces = [pal.Subspace(torch.zeros(2000), torch.zeros(3, 2000)) for _ in range(2)]
-    spaces[1].basis[1, 1000] = 1.0
+    shape = (1, 40, 50)
+    model = pal.networks.MLP(shape, (6,))
+    spaces = [pal.Subspace(torch.zeros(shape), torch.eye(3, 2000).reshape(3, *shape)) for _ in range(2)]
+    spaces[1].basis[1, 0, 20, 0] = 1.0
     settings = Settings(candidates=2, sharpness=None)
     problems = [
-        (pal.KKT(model), Everywhere((1, 3, 3))),
-        (pal.KKT(model, signed=True), Everywhere((1, 3, 3))),
-        (pal.KKT(model, sharpness=5.0), Everywhere((1, 3, 3))),
+        (pal.KKT(model), Everywhere(shape)),
+        (pal.KKT(model, signed=True), Everywhere(shape)),
+        (pal.KKT(model, sharpness=5.0), Everywhere(shape)),
         (pal.KKT(model), spaces[0]),
         (pal.KKT(model), spaces[1]),
     ]

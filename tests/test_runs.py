@@ -60,7 +60,7 @@ sys.exit(main(sys.argv[2:]))
 def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_same_command_goes_on(finished, tmp_path):
     """A real limit on the size of files, which the second variant's result does not keep."""
     folder = train(tmp_path / "run")
-    room = (finished.path / "reconstruction.safetensors").stat().st_size - 1
+    room = (finished.path / "reconstruction.safetensors").stat().st_size - 100  # times take more or fewer digits
     command = [sys.executable, "-c", LIMITED, str(room), "reconstruct", str(folder.path), *WORDS]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     last = run.stderr.splitlines()[-1]
@@ -176,7 +176,7 @@ def test_the_log_tells_what_was_done(finished):
             "ends at step 48",
             "with splitting begins",
         ),
-        *("phase 1 ends at step 16: 1 of 4 candidates split", "phase 2 ends", "scoring begins", "finished after"),
+        *("phase 1 ends at step 10: 1 of 4 candidates split", "phase 2 ends", "scoring begins", "finished after"),
     )
     assert re.search(".*".join(told), log, re.DOTALL)
 

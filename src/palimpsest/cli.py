@@ -49,11 +49,13 @@ class Train:
     out: Path
     """The run folder to make."""
     training: Annotated[jobs.Training, tyro.conf.arg(name="")] = field(default_factory=jobs.Training)
+    again: bool = False
+    """Replace a network from which images were already read, and what was read."""
     device: Device = "auto"
 
     def run(self) -> None:
         with RunFolder(self.out).locked(create=True) as folder, _training_bar(self.training.steps) as record:
-            fit = jobs.train(folder, self.training, device=_device(self.device), callback=record)
+            fit = jobs.train(folder, self.training, device=_device(self.device), callback=record, again=self.again)
         print(fit.summary)
         if not fit.converged and self.training.loss == "squared":
             print("What was not learnt cannot be read: give more --steps before drawing conclusions.")
@@ -79,6 +81,8 @@ class Reconstruct:
     reading: Annotated[jobs.Reading, tyro.conf.arg(name="")] = field(default_factory=jobs.Reading)
     splitting: Literal["both", "with", "without"] = "both"
     """Which variants to run."""
+    again: bool = False
+    """Replace what was read with other settings."""
     tensorboard: bool = False
     """Also write the curves for TensorBoard, into the run folder."""
     mode: Mode = "auto"
@@ -97,6 +101,7 @@ class Reconstruct:
                     variants=variants,
                     callbacks=callbacks,
                     execution=Execution(mode=self.mode),
+                    again=self.again,
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(
@@ -142,7 +147,7 @@ class Demo:
     def run(self) -> None:
         training = jobs.Training(seed=self.seed)
         if not jobs.is_trained(RunFolder(self.out), training):  # else the demo goes on where it was interrupted
-            Train(self.out, training, self.device).run()
+            Train(self.out, training, device=self.device).run()
         Reconstruct(self.out, jobs.Reading(seed=self.seed), device=self.device).run()
         Report(self.out, title="Faces read out of the weights of a face detector").run()
 

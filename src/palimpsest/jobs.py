@@ -27,6 +27,7 @@ from palimpsest.datasets import DataSet
 from palimpsest.errors import CheckpointError, DataError, InvalidInputError, RunFolderError
 from palimpsest.journal import Journal, Pulse, note
 from palimpsest.objectives import Objective
+from palimpsest.parametrisation import Subspace
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
 from palimpsest.runs import RunFolder, Snapshots
@@ -95,6 +96,9 @@ class Training:
         return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
 
 
+UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens slowly
+
+
 @dataclass(frozen=True)
 class Reading:
     """How to read images out of the weights."""
@@ -107,10 +111,11 @@ class Reading:
     """How many candidates to start with; twice the number of training images is safe."""
     steps: int = 2000
     """Gradient steps, over all phases."""
-    span: bool = False
-    """Seek images only in the space that the first layer's change spans (NTK)."""
-    whitening: float = 0.0
-    """With --span: how far the directions of that space are made to count alike, from 0 (not at all) to 1."""
+    within: Literal["span", "everywhere"] | None = None
+    """Where to seek images: in the space that the first layer's change spans, or everywhere. By default in the span,
+    with the NTK method and where it can be read."""
+    whitening: float = 0.5
+    """How far the directions of the span are made to count alike, from 0 (not at all) to 1."""
     share: float = 0.25
     """Share of the candidates that may split in one round."""
     rounds: int = 2
@@ -127,22 +132,49 @@ class Reading:
             raise InvalidInputError("--at is empty or no number; give points from 0 (initial) to 1 (final weights)")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise InvalidInputError(f"--share is {self.share}; give a number above 0 and at most 1")
-        if not is_number(self.whitening) or not 0 <= self.whitening <= 1 or (self.whitening and not self.span):
-            raise InvalidInputError(f"--whitening is {self.whitening}; give a number from 0 to 1, and --span with it")
+        if not is_number(self.whitening) or not 0 <= self.whitening <= 1:
+            raise InvalidInputError(f"--whitening is {self.whitening}; give a number from 0 to 1")
 
-    def objective(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> Objective:
+    def problem(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> tuple[Objective, Subspace | None]:
+        """The objective, and the subspace in which images are sought, if not everywhere."""
         fitting = METHODS[loss]
         if self.method not in (None, fitting):
             raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {fitting}")
+        subspace = self._subspace(model, initial, fitting)
         if fitting == "ntk":
-            return pal.NTK(model, initial, at=self.at, weights="auto", whitening=self.whitening)
+            whitening = self.whitening if subspace else 0.0
+            return pal.NTK(model, initial, at=self.at, weights="auto", whitening=whitening), subspace
         method = pal.KKT if fitting == "kkt" else pal.MulticlassKKT
-        return method(model, initial=initial, weights="auto")
+        return method(model, initial=initial, weights="auto"), subspace
+
+    @property
+    def splitting(self) -> pal.Splitting:
+        return pal.Splitting(rounds=self.rounds, share=self.share, until=UNTIL)
+
+    def _subspace(self, model: nn.Module, initial: dict[str, Tensor], method: str) -> Subspace | None:
+        if self.within == "everywhere" or (self.within is None and method != "ntk"):
+            return None
+        found = pal.span(model, initial)
+        if found.subspace is None and self.within == "span":
+            raise InvalidInputError(f"{found.reason}; leave out --within span")
+        return found.subspace
 
 
-def train(folder: RunFolder, job: Training, *, device: torch.device, callback: Callable | None = None) -> Fit:
-    """Train a network and put the weights, before and after, into the folder. The images are not kept."""
+def train(
+    folder: RunFolder,
+    job: Training,
+    *,
+    device: torch.device,
+    callback: Callable | None = None,
+    again: bool = False,
+) -> Fit:
+    """Train a network and put the weights, before and after, into the folder. The images are not kept.
+
+    What was read out of another network goes with it, which has to be asked for (``again``).
+    """
     job.check()
+    if not again and folder.variants():
+        raise RunFolderError(f"{folder.path} holds reconstructions; train into another folder, or add --again")
     data = job.load()
     widths = (math.prod(data.image_shape), *job.hidden, job.outputs(data))
     estimates.check_training(folder.path, widths, len(data.train))
@@ -203,8 +235,12 @@ def reconstruct(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     execution: pal.Execution | None = None,
+    again: bool = False,
 ) -> None:
-    """Read images out of the folder's weights, each variant in turn; what is finished is not done again."""
+    """Read images out of the folder's weights, each variant in turn; what is finished is not done again.
+
+    What was read with other settings is replaced only if that is asked for (``again``).
+    """
     job.check()
     config = folder.config
     model, initial = _network(folder, config)
@@ -212,16 +248,20 @@ def reconstruct(
     most = math.ceil(job.candidates * (1 + job.share) ** job.rounds)
     widths = (math.prod(image_shape), *_field(config, "network", "hidden"), _outputs(model))
     estimates.check_reconstruction(folder.path, widths, most, tangents=len(job.at), variants=len(variants))
-    objective = job.objective(model, initial, _training(config).loss).to(device)
-    within = _span(model, initial) if job.span else None
+    objective, within = job.problem(model, initial, _training(config).loss)
+    objective = objective.to(device)
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
-    done = folder.variants()
+    done, asked = folder.variants(), _jsonable(asdict(job))
     for variant in variants:
-        if variant in done and done[variant]["settings"] == _jsonable(asdict(job)):
+        other = _difference(done[variant]["settings"], asked) if variant in done else None
+        if other and not again:
+            raise RunFolderError(f"{folder.path} holds a reconstruction {variant} splitting, with {other}; add --again"
+                                 " to replace it, or ask for the same settings")  # fmt: skip
+        if variant in done and not other:
             continue
         if not folder.checkpoint.exists():
             folder.forget_snapshots(variant)
-        splitting = pal.Splitting(rounds=job.rounds, share=job.share) if variant == "with" else None
+        splitting = job.splitting if variant == "with" else None
         snapshots = Snapshots(folder, variant, every=8 * max(1, job.steps // 200), images=show)
         began = time.monotonic()
         rec = pal.reconstruct(
@@ -237,7 +277,13 @@ def reconstruct(
             progress=progress,
             execution=execution,
         )
-        folder.add_variant(variant, rec, _jsonable(asdict(job)), time.monotonic() - began)
+        folder.add_variant(variant, rec, asked, time.monotonic() - began)
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """What was other before, in words."""
+    names = [name for name in before if before[name] != after.get(name)]
+    return ", ".join(f"{name} {before[name]} (not {after.get(name)})" for name in names)
 
 
 def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
@@ -312,13 +358,6 @@ def _training(config: dict[str, Any]) -> Training:
     except (TypeError, AttributeError, InvalidInputError) as error:
         raise RunFolderError("config.json describes another training; train into a new folder") from error
     return job
-
-
-def _span(model: nn.Module, initial: dict[str, Tensor]) -> pal.Subspace:
-    found = pal.span(model, initial)
-    if found.subspace is None:
-        raise InvalidInputError(f"{found.reason}; leave out --span")
-    return found.subspace
 
 
 def _tuples(fields: dict[str, Any]) -> dict[str, Any]:

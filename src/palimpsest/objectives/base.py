@@ -211,15 +211,19 @@ class Objective(ABC):
         """
         other = copy.copy(self)
         other._where, other._checked = where, None
-        if isinstance(where, Subspace) and (
-            layers := self._dense_layers(where.offset[None].to(self.device, self.dtype))
-        ):
-            smaller = reduced.reduce(layers, where, self.target, self.tangents, self.weights, self.whitening)
+        if isinstance(where, Subspace) and (smaller := self._reduced(where)):
             other._network, other._where = smaller.network, smaller.where
             other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
         elif self.whitening:
             raise InvalidInputError("whitening needs a dense network and a subspace; give within=pal.span(…).subspace")
         return other
+
+    def _reduced(self, where: Subspace) -> reduced.Reduction | None:
+        images = where.offset[None].to(self.device, self.dtype)
+        self.check_network(images)
+        layers = self._dense_layers(images)
+        parts = (self.target, self.tangents, self.weights, self.whitening)
+        return reduced.reduce(layers, where, *parts) if layers else None
 
     def chunks(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None
