@@ -114,8 +114,8 @@ class Reconstruct:
 class Report:
     """Compare the reconstructions of a run folder with the images it was trained on, and write report.html.
 
-    The verdict is calibrated on held-out images of the same kind: only what is recovered better than any of those
-    counts.
+    The verdict is calibrated on held-out images of the same kind: only what is recovered better than its own blur, and
+    than any held-out image that beats its own, counts.
     """
 
     folder: Annotated[Path, tyro.conf.Positional]

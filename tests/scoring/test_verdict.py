@@ -96,6 +96,12 @@ def test_scores_no_better_than_trivial_are_never_recovered():
     assert result.threshold == 0
 
 
+def test_the_sentence_says_which_held_out_images_set_the_bar():
+    resembling = -0.05 * torch.ones(40)  # an SSIM of 0.95, and no better than by a blur
+    for members in (torch.full((40,), 0.6), -torch.rand(40)):
+        assert "held-out images that beats its own" in judge(members, resembling).sentence
+
+
 def test_perfect_and_worst_separation_have_intervals():
     assert judge(torch.ones(20), torch.zeros(20)).auc_interval[1] == 1
     low, high = judge(torch.zeros(20), torch.ones(20)).auc_interval

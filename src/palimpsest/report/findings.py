@@ -63,9 +63,7 @@ def _figures(score: Score, held_out: int) -> list[Figure]:
         Figure(
             count,
             "training images recovered",
-            f"{low} to {high} of them beyond chance ({percent} interval)"
-            if high
-            else "none scores above every held-out image",
+            f"{low} to {high} of them beyond chance ({percent} interval)" if high else "none passes the bar",
         ),
         Figure(
             f"{verdict.auc:.2f}",
@@ -94,8 +92,9 @@ def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     percent = f"{100 * (1 - verdict.confidence):.2g} %"
     single = verdict.interval is not None and verdict.interval[0] > 0
     found = (
-        f"Candidates read out of the weights show {verdict.recovered} of the {verdict.total} training images more"
-        f" closely than they show any of {held_out} images of the same kind that the network never saw."
+        f"Candidates read out of the weights show {verdict.recovered} of the {verdict.total} training images better"
+        f" than a blur of them would, and better than any of {held_out} images of the same kind, which the network"
+        " never saw, that beats its own blur."
         if single
         else "Candidates read out of the weights are closer to the training images as a whole than to images of the"
         " same kind that the network never saw; no single image can be named with confidence."

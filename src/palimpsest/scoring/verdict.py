@@ -78,8 +78,9 @@ def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99) -> Ver
 
     >>> import torch
     >>> judge(torch.linspace(0.2, 0.9, 30), torch.linspace(-0.4, 0.4, 30)).sentence
-    'Leakage: 21 of 30 training images (at least 17 beyond chance) were recovered better than any of 30
-    held-out images; a training image outscores a held-out one with probability 0.96 (0.81 to 0.99).'
+    'Leakage: 21 of 30 training images (at least 17 beyond chance) were recovered better than their own blur and
+    than any of 30 held-out images that beats its own; a training image outscores a held-out one with probability
+    0.96 (0.81 to 0.99).'
     """
     if not 0.5 <= confidence < 1:
         raise InvalidInputError(f"confidence is {confidence}; give a number from 0.5 up to 1, such as 0.99")
@@ -102,16 +103,18 @@ def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99) -> Ver
 
 
 def _sentence(outcome: Outcome, R: int, low: int, n: int, m: int, chance: str) -> str:
+    # A held-out image that is matched no better than by its own blur sets no bar, however high its SSIM.
+    better = f"were recovered better than their own blur and than any of {m} held-out images that beats its own"
     if outcome is Outcome.NO_EVIDENCE:
-        start = f"No evidence of leakage: {R} of {n} training images score above all of {m} held-out images,"
-        end = "as chance can explain"
+        start = f"No evidence of leakage: {R} of {n} training images {better}, as chance can explain"
     elif low > 0:
-        start = f"Leakage: {R} of {n} training images (at least {low} beyond chance) were recovered better"
-        end = f"than any of {m} held-out images"
+        start = f"Leakage: {R} of {n} training images (at least {low} beyond chance) {better}"
     else:
-        start = f"Leakage: the {n} training images score higher than {m} held-out images,"
-        end = "although no single one stands out beyond chance"
-    return f"{start} {end}; a training image outscores a held-out one with probability {chance}."
+        start = (
+            f"Leakage: the {n} training images score higher than {m} held-out images, although no single one stands out"
+            " beyond chance"
+        )
+    return f"{start}; a training image outscores a held-out one with probability {chance}."
 
 
 def _uncalibrated(x: np.ndarray, confidence: float, reason: str) -> Verdict:
