@@ -19,7 +19,7 @@ from palimpsest.auditing.floor import floor
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import factory, subject
 from palimpsest.cli import main
-from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
+from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Outcome
 from synthetic import exact_problem
@@ -72,6 +72,13 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.negative.probability.max() < verdict.LIKELY
     page = found.report.read_text()
     assert found.score.verdict.sentence in page
+    assert "Verdict, compared with the training images you gave" in page
+    alone, compared, rely = found.told
+    assert alone == f"Without the training images: {found.verdict.sentence}"
+    assert compared == f"Compared with the training images you gave: {found.score.verdict.sentence}"
+    assert rely.startswith("Rely on the comparison")
+    assert alone in page
+    assert rely in page
     assert "Positive control" in page
     assert json.loads((tmp_path / "audit" / "audit.json").read_text())["verdict"]["outcome"] == "leakage"
     saved, _ = pal.storage.load_tensors(tmp_path / "audit" / "ranking.safetensors")
@@ -161,9 +168,37 @@ def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_p
     out = tmp_path / "audit"
     stopped = tiny(out, minutes=1e-3)
     assert stopped.verdict.outcome is Outcome.UNCALIBRATED
-    assert "more --minutes" in stopped.report.read_text()
+    assert not stopped.finished
+    assert "give the same command again with more --minutes" in stopped.told[-1]
+    assert stopped.report.read_text().count("more --minutes") == 1
+    done = tiny(out)
+    assert done.finished
+    assert done.told == [done.verdict.sentence]
     assert tiny(out).verdict.outcome is not Outcome.UNCALIBRATED
     assert tiny(out).report.read_bytes() == tiny(tmp_path / "fresh" / "audit").report.read_bytes()
+
+
+def test_a_verdict_by_too_few_held_out_images_is_not_the_one_to_rely_on(digits, tmp_path):
+    found = tiny(tmp_path / "audit", truth=replace(truth(digits), held_out=None))
+    assert not found.compared
+    assert found.told[-1].startswith("Rely on the verdict without the training images")
+    page = found.report.read_text()
+    assert "Verdict, without the training images" in page
+    assert f"Compared with the training images you gave: {found.score.verdict.sentence}" in page
+    assert "training images recovered" not in page
+
+
+def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, caplog):
+    def diverging(*_, **__):
+        raise TrainingDivergedError(3, "lower the learning rate")
+
+    monkeypatch.setattr(controls, "train", diverging)
+    with caplog.at_level("INFO", "palimpsest"):
+        found = tiny(tmp_path / "audit", controls=True)
+    assert found.positive is None
+    assert found.finished
+    assert caplog.text.count("training the positive control") == 1
+    assert caplog.text.count("there is no positive control: training became non-finite") == 1
 
 
 def test_a_folder_holds_one_audit_by_one_process(tmp_path):
@@ -323,6 +358,28 @@ def test_a_claim_takes_a_likely_candidate_beyond_the_negative_control():
     assert judged(strong, ranked(0.2, explained=0.88)).outcome is Outcome.NO_EVIDENCE
     assert judged(ranked(0.7, explained=0.9), ranked(0.2, explained=0.1)).outcome is Outcome.NO_EVIDENCE
     assert judged(strong, None).outcome is Outcome.UNCALIBRATED
+
+
+def test_one_candidate_carries_no_claim_where_the_positive_control_failed():
+    chance = ranked(0.02, explained=0.1)
+    one, two = ranked(0.8, 0.3, explained=0.9), ranked(0.8, 0.6, explained=0.9)
+    lonely = verdict.judge(one, chance, False)
+    assert lonely.outcome is Outcome.UNCALIBRATED
+    assert lonely.sentence.startswith("Undecided: independent restarts agree on one candidate")
+    assert "80%" in lonely.sentence
+    assert "could not read" in lonely.sentence
+    for readable in (True, None):
+        assert verdict.judge(one, chance, readable).outcome is Outcome.LEAKAGE
+        assert "one candidate" in verdict.judge(one, chance, readable).sentence
+    assert verdict.judge(two, chance, False).outcome is Outcome.LEAKAGE
+    assert "could not read" in verdict.judge(two, chance, False).sentence
+
+
+def test_no_evidence_does_not_deny_candidates_that_are_merely_likely():
+    found = verdict.judge(ranked(0.7, 0.6, explained=0.9), ranked(0.02, explained=0.1), True)
+    assert found.outcome is Outcome.NO_EVIDENCE
+    assert found.likely == 2
+    assert "nothing was read" not in found.sentence
 
 
 def test_the_floor_is_zero_at_the_truth_and_high_elsewhere():

@@ -29,6 +29,7 @@ from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score
 from palimpsest.storage import write_atomically
 
+INTERRUPTED = "interrupted; the state is saved: give the same command again to go on with it"
 Device = Literal["auto", "cpu", "cuda"]
 DESCRIPTION = """How much of the training set can be read back out of a network's weights?
 
@@ -104,9 +105,7 @@ class Reconstruct:
                     again=self.again,
                 )
             except KeyboardInterrupt:
-                raise InterruptedRunError(
-                    "interrupted; the state is saved: give the same command again to go on with it"
-                ) from None
+                raise InterruptedRunError(INTERRUPTED) from None
         print(f"Candidates are in {self.folder}; judge them with: palimpsest report {self.folder}")
 
 
@@ -278,10 +277,8 @@ class Audit:
                 **vars(self.options),
             )
         except KeyboardInterrupt:
-            raise InterruptedRunError("interrupted; the state is saved: repeat the command to go on") from None
-        if found.score is not None:
-            print(found.score.verdict.sentence)
-        print(f"{found.verdict.sentence}\nThe report is {found.report}")
+            raise InterruptedRunError(INTERRUPTED) from None
+        print(*found.told, f"The report is {found.report}", sep="\n")
 
 
 @dataclass

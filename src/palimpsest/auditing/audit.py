@@ -46,6 +46,15 @@ from palimpsest.weights import fit_into
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is
+OUT_OF_TIME = (
+    "Time ran out before all that was planned was done: give the same command again with more --minutes, and it goes on"
+    " where it stopped."
+)
+RELY = {
+    True: "Rely on the comparison: it knows the training images. The other verdict is what one can say without them.",
+    False: "Rely on the verdict without the training images: for a comparison that counts, give held-out images too,"
+    " a few dozen of the same kind.",
+}
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,26 @@ class Audit:
     """The candidates scored against the training images, if these were given."""
     floor: float | None
     """Share of the target that the training images leave unexplained, if they were given."""
+    finished: bool
+    """Whether time sufficed for all that was planned."""
     report: Path
+
+    @property
+    def compared(self) -> bool:
+        """Whether training and enough held-out images were given: then that comparison is the verdict to rely on."""
+        return self.score is not None and self.score.verdict.outcome is not Outcome.UNCALIBRATED
+
+    @property
+    def told(self) -> list[str]:
+        """The verdict in plain lines: both verdicts, and which to rely on, where training images were given."""
+        lines = [self.verdict.sentence]
+        if self.score is not None:
+            lines = [
+                f"Without the training images: {self.verdict.sentence}",
+                f"Compared with the training images you gave: {self.score.verdict.sentence}",
+                RELY[self.compared],
+            ]
+        return lines if self.finished else [*lines, OUT_OF_TIME]
 
 
 def audit(
@@ -180,12 +208,11 @@ class _Auditor:
         found = self.examine()
         plan = self.plan(found)
         public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
-        runs = self.read_all(plan, public)
+        runs, finished = self.read_all(plan, public)
         ranking = rank(agree(runs["subject"]))
         negative = rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None
         positive = self.positive_score(runs["positive"], public)
-        readable = None if positive is None else positive.verdict.outcome is Outcome.LEAKAGE
-        verdict = judge(ranking, negative, readable)
+        verdict = judge(ranking, negative, _readable(positive))
         return self.report(
             Audit(
                 verdict=verdict,
@@ -196,6 +223,7 @@ class _Auditor:
                 positive=positive,
                 score=self.score(ranking),
                 floor=self.floor(plan),
+                finished=finished,
                 report=self.folder.path / "report.html",
             )
         )
@@ -229,7 +257,7 @@ class _Auditor:
 
         path = self.folder.path / "plan.json"
         if path.exists():
-            note("going by the plan that was made before; minutes now only limit the time, another folder plans afresh")
+            note("following the plan this folder holds; for a better reading, give another --out and more --minutes")
         plan = stages.facts(path, find, Plan.from_json)
         nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
         note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
@@ -249,26 +277,33 @@ class _Auditor:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def read_all(self, plan: Plan, public: PublicImages) -> dict[str, list[Run]]:
-        """All planned reconstructions, as far as time allows; what is left is done when the audit is repeated."""
+    def read_all(self, plan: Plan, public: PublicImages) -> tuple[dict[str, list[Run]], bool]:
+        """All planned reconstructions as far as time allows, and whether it did; a repeated audit does what is left."""
         runs: dict[str, list[Run]] = {"subject": [], "negative": [], "positive": []}
+        impossible: set[str] = set()
+        finished = True
         for role, number in plan.runs(controls=self.options.controls):
+            if role in impossible:
+                continue
             run: Run | None = None
             try:
                 run = self.read_one(plan, role, number, public)
             except OutOfTimeError:
-                note(f"out of time in {role} {number + 1}; repeat the command to go on")
+                if finished:
+                    note(f"out of time in {role} {number + 1}")
+                finished = False
                 if role == "subject" and len(runs["subject"]) < 2:
                     run = self.so_far(plan)
             except PalimpsestError as error:
                 if role == "subject":
                     raise
                 note(f"there is no {role} control: {error}")
+                impossible.add(role)
             if run is not None and len(run.images):
                 runs[role].append(run)
         if not runs["subject"]:
             raise DivergenceError(0, "the weights or their scale are beyond what this method can handle")
-        return runs
+        return runs, finished
 
     def read_one(self, plan: Plan, role: str, number: int, public: PublicImages) -> Run:
         path = self.folder.path / "runs" / f"{role}-{number}.safetensors"
@@ -361,6 +396,12 @@ class _Auditor:
         self.folder.write("audit.json", (json.dumps(summary | {"floor": found.floor}, indent=1) + "\n").encode())
         self.folder.write("report.html", render_audit(found, self.truth, self.folder.path.name).encode())
         return found
+
+
+def _readable(control: Score | None) -> bool | None:
+    if control is None or control.verdict.outcome is Outcome.UNCALIBRATED:
+        return None
+    return control.verdict.outcome is Outcome.LEAKAGE
 
 
 def _run(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Run:

@@ -19,13 +19,15 @@ class AuditVerdict:
     """The outcome in one word and one sentence.
 
     Args:
-        outcome: leakage, or no evidence of it; uncalibrated where time did not suffice for two restarts and a control.
+        outcome: leakage, or no evidence of it; uncalibrated where neither can be claimed: there are not two restarts
+            and a control, or all rests on one candidate of a method that failed its positive control.
         likely: candidates more likely than not to be training images, beyond what the negative control shows.
         expected: how many of these are expected to be.
         bar: the highest probability that a candidate of the negative control reached.
         unexplained: share of the target that the candidates leave unexplained.
         unexplained_by_chance: the same of the negative control.
-        readable: whether the positive control was read, so that nothing found means something; None without one.
+        readable: whether the positive control was read, so that nothing found means something; None without one, or
+            where its images are too few to tell.
     """
 
     outcome: Outcome
@@ -42,20 +44,20 @@ def judge(ranking: Ranking, negative: Ranking | None, readable: bool | None) -> 
     """Leakage is claimed where candidates are likely, more so than those of a shuffled network, and explain more.
 
     Restarts also agree on what a network without any training images favours; but then they agree on as much, and
-    explain as much, in the shuffled network.
+    explain as much, in the shuffled network. Probabilities were calibrated where the method works; where it failed on a
+    network that is known to hold images, one candidate does not carry a claim.
     """
     left = 1 - ranking.explained
     if negative is None:
-        sentence = "No verdict: time did not suffice for two restarts and the negative control; give more --minutes."
+        sentence = "No verdict: there are not two restarts and a negative control to judge by."
         return AuditVerdict(Outcome.UNCALIBRATED, sentence, 0, 0.0, None, readable, left, None)
     bar = float(negative.probability.max()) if len(negative) else 0.0
     left_by_chance = 1 - negative.explained
     p = counting(ranking, bar) if left < LEFT * left_by_chance else ranking.probability[:0]
-    claim = bool((p >= CERTAIN).any())
-    outcome = Outcome.LEAKAGE if claim else Outcome.NO_EVIDENCE
-    expected = float(p.sum())
-    sentence = _sentence(claim, len(p), expected, readable)
-    return AuditVerdict(outcome, sentence, len(p), expected, bar, readable, left, left_by_chance)
+    outcome = _outcome(p, readable)
+    return AuditVerdict(
+        outcome, _sentence(outcome, p, readable), len(p), float(p.sum()), bar, readable, left, left_by_chance
+    )
 
 
 def counting(ranking: Ranking, bar: float) -> Tensor:
@@ -63,15 +65,41 @@ def counting(ranking: Ranking, bar: float) -> Tensor:
     return ranking.probability[(ranking.probability >= LIKELY) & (ranking.probability > bar)]
 
 
-def _sentence(claim: bool, likely: int, expected: float, readable: bool | None) -> str:
-    if claim:
-        found = round(expected)
-        return (
-            f"Leakage is likely: independent restarts agree on {likely} candidate{'s' * (likely != 1)},"
-            f" about {found} of which {'is' if found == 1 else 'are'} expected to show a training image."
-        )
-    start = "No evidence of leakage: nothing was read out of the weights that independent restarts agree on"
+def _outcome(p: Tensor, readable: bool | None) -> Outcome:
+    if not bool((p >= CERTAIN).any()):
+        return Outcome.NO_EVIDENCE
+    return Outcome.UNCALIBRATED if len(p) == 1 and readable is False else Outcome.LEAKAGE
+
+
+def _sentence(outcome: Outcome, p: Tensor, readable: bool | None) -> str:
+    if outcome is Outcome.NO_EVIDENCE:
+        return f"No evidence of leakage: {_nothing(p)}{_for_what_it_is_worth(readable)}."
+    start = "Leakage is likely" if outcome is Outcome.LEAKAGE else "Undecided"
+    control = {
+        True: "",
+        False: ", but the same audit could not read a network of the same kind trained on public images",
+        None: "; no positive control tells whether this audit can read such a network",
+    }[readable]
+    return f"{start}: independent restarts agree on {_candidates(p)}{control}."
+
+
+def _candidates(p: Tensor) -> str:
+    if len(p) == 1:
+        return f"one candidate, which shows a training image with an estimated probability of {float(p[0]):.0%}"
+    real = round(float(p.sum()))
+    return (
+        f"{len(p)} candidates, about {real} of which {'is' if real == 1 else 'are'} expected to show a training image"
+    )
+
+
+def _nothing(p: Tensor) -> str:
+    if len(p):
+        return f"no candidate shows a training image with an estimated probability of {CERTAIN:.0%} or more"
+    return "nothing was read out of the weights that independent restarts agree on"
+
+
+def _for_what_it_is_worth(readable: bool | None) -> str:
     if readable:
-        return f"{start}, although the same audit reads a network of the same kind trained on public images."
+        return ", although the same audit reads a network of the same kind trained on public images"
     why = "no such control was made" if readable is None else "neither could it read one trained on public images"
-    return f"{start}; this says little, for {why}."
+    return f"; this says little, for {why}"

@@ -16,10 +16,11 @@ from palimpsest.report.page import ENVIRONMENT, INVISIBLE, cell_and_columns
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.report.words import number
 from palimpsest.runs import versions
-from palimpsest.scoring import Outcome, metrics
+from palimpsest.scoring import Outcome, Verdict, metrics
 
 if TYPE_CHECKING:
     from palimpsest.auditing import Audit, Truth
+    from palimpsest.auditing.verdict import AuditVerdict
 
 MOST = 100  # candidates shown
 MARGIN = (
@@ -66,13 +67,13 @@ def _probabilities(audit: Audit) -> Markup | None:
 
 def finding(audit: Audit, truth: Truth | None) -> Finding:
     """The calibrated verdict where training and held-out images are given, else the one without the truth."""
-    score = audit.score
-    calibrated = score is not None and score.verdict.outcome is not Outcome.UNCALIBRATED
-    if score is None or not calibrated or truth is None or truth.held_out is None:
-        return Finding(_kind(audit.verdict.outcome), audit.verdict.sentence, _figures(audit), *_meaning(audit))
-    means, does_not_mean = means_of(score.verdict, len(truth.held_out))
-    means = [*means, f"Without the training images the audit would have said: {audit.verdict.sentence}"]
-    return Finding(_kind(score.verdict.outcome), score.verdict.sentence, _figures(audit), means, does_not_mean)
+    verdict: AuditVerdict | Verdict = audit.verdict
+    means, does_not_mean = _meaning(audit)
+    if audit.compared and audit.score is not None and truth is not None and truth.held_out is not None:
+        verdict = audit.score.verdict
+        means, does_not_mean = means_of(verdict, len(truth.held_out))
+    beside = [line for line in audit.told if verdict.sentence not in line]
+    return Finding(_kind(verdict.outcome), verdict.sentence, _figures(audit), [*means, *beside], does_not_mean)
 
 
 def _kind(outcome: Outcome) -> str:
@@ -94,7 +95,8 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
             True: "The same method, with the same effort, does read a network of this kind that was trained on public"
             " images; so that nothing was read here is a finding.",
             False: "The same method could not read a network of this kind trained on public images either; so that"
-            " nothing was read here says little.",
+            " nothing was read here says little. For a better reading, audit in a new folder with more --minutes, or"
+            " with the initial weights if they were not given.",
             None: "There was no positive control, so it is not known whether anything could have been read.",
         }[audit.verdict.readable]
         beware = [f"Beware: {audit.preflight.warning}."] if audit.preflight.warning else []
@@ -102,29 +104,43 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
             "Not that the training images are safe. It is a statement about this method with this effort: a stronger"
             " attack, more time, or the initial weights where they were not given, may succeed.",
         ]
-    return ["Repeat the same command with more --minutes: it goes on where it stopped."], [
-        "Neither that training images leaked nor that they did not."
-    ]
+    neither = ["Neither that training images leaked nor that they did not."]
+    if audit.negative is None:
+        return ["Too little was read to tell."], neither
+    return [
+        "A single candidate is likely, and probabilities were calibrated on networks that the method can read. It could"
+        " not read its positive control, so the estimate may not hold here.",
+        "Whoever knows the training images can settle it by looking at the first picture below. Otherwise audit in a"
+        " new folder with more --minutes.",
+    ], neither
 
 
 def _figures(audit: Audit) -> list[Figure]:
     verdict, ranking = audit.verdict, audit.ranking
     best = float(ranking.probability[0]) if len(ranking) else 0.0
-    shown = [
+    shown = [] if audit.score is None else [_compared(audit.score.verdict, audit.compared)]
+    unseen = "" if audit.score is None else "estimated without the training images: "
+    shown += [
         Figure(
-            str(verdict.likely), "likely training images", f"about {verdict.expected:.0f} of them expected to be real"
+            str(verdict.likely),
+            "likely candidates",
+            f"{unseen}about {verdict.expected:.0f} of them expected to be real",
         ),
-        Figure(f"{best:.0%}", "the likeliest candidate", "estimated probability of being a training image"),
+        Figure(f"{best:.0%}", "the likeliest candidate", f"{unseen}probability of showing a training image"),
     ]
     if verdict.bar is not None:
         shown.append(Figure(f"{verdict.bar:.0%}", "by chance", "the likeliest candidate of the negative control"))
     if audit.positive is not None:
         recovered = f"{audit.positive.verdict.recovered} of {audit.positive.verdict.total}"
         shown.append(Figure(recovered, "positive control", "public images read from a network of the same kind"))
-    if audit.score is not None:
-        recovered = f"{audit.score.verdict.recovered} of {audit.score.verdict.total}"
-        shown.append(Figure(recovered, "training images recovered", "compared with the images given"))
     return shown
+
+
+def _compared(verdict: Verdict, calibrated: bool) -> Figure:
+    count = f"{verdict.recovered} of {verdict.total}"
+    if calibrated:
+        return Figure(count, "training images recovered", "compared with the training images you gave")
+    return Figure(count, "training images with a good match", "better than a blur, which proves nothing")
 
 
 # --- the pictures --------------------------------------------------------------------------------
