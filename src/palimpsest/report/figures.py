@@ -15,7 +15,8 @@ from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
 
-BIN = 0.025  # of SSIM, or of probability
+BIN = 0.025  # of SSIM
+PERCENT = 5  # of probability in a bin
 
 
 class Ranked(Protocol):
@@ -96,33 +97,46 @@ def _beside(panel: Panel, x: float, y: float, text: str) -> None:
 
 
 def probabilities(ranking: Ranked, negative: Ranked, counting: int, bar: float) -> Markup:
-    """Candidates by probability: of the network above the line, of its negative control below; full if they count."""
-    groups = {1: ("This network", ranking), -1: ("Negative control", negative)}
-    heaps = {side: _by_bins(found.probability.tolist()) for side, (_, found) in groups.items()}
-    sizes = {side: max(1, len(found.probability)) for side, (_, found) in groups.items()}
-    tallest = max([count / sizes[side] for side in groups for count in heaps[side].values()], default=1.0)
-    least = float(ranking.probability[counting - 1]) if counting else 2.0  # candidates are in order
-    panel = Panel(540, 320, x=(0, 1), y=(-1.3, 1.15), left=4)
-    panel.x_axis("estimated probability of being a training image", about=10)
-    for side, (name, found) in groups.items():
-        brick = side / sizes[side] / tallest
-        for bin_, count in heaps[side].items():
-            class_ = "held-out" if side < 0 else "solid" if (bin_ + 1) * BIN > least else "hollow"
-            for level in range(count):
-                _brick(panel, bin_, level * brick, brick, class_)
-        text = f"{name} ({len(found.probability)})"
-        panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.3) - 8)
+    """Histograms of probability: of the network above the line, of its negative control below; full if they count."""
+    groups = {1: ("This network", ranking, counting), -1: ("Negative control", negative, 0)}
+    panel = Panel(540, 320, x=(0, 100), y=(-1.5, 1.3), left=4)
+    panel.x_axis("estimated probability of showing a training image, in per cent", about=10)
+    for side, (name, found, full) in groups.items():
+        percent = (100 * found.probability).tolist()
+        counts, counting_ones = _by_bins(percent), _by_bins(percent[:full])  # candidates are in order
+        tallest = max(counts.values(), default=1)
+        for bin_, count in counts.items():
+            _column(panel, bin_, side * count / tallest, "hollow" if side > 0 else "held-out")
+            _column(panel, bin_, side * counting_ones[bin_] / tallest, "solid")
+            end = panel.y(side * count / tallest) + (-5 if side > 0 else 14)
+            panel.add("text", f"{count}", class_="note", x=panel.x((bin_ + 0.5) * PERCENT), y=end, text_anchor="middle")
+        _opposite(panel, 100 * bar, panel.y(1.3) - 12 if side > 0 else panel.y(-1.5) - 6, f"{name} ({len(percent)})")
     panel.horizontal(0, "axis")
-    panel.vertical(bar, "bar")
-    _beside(panel, bar, panel.y(1.08), f"chance: {bar:.2f}")
+    panel.vertical(100 * bar, "bar")
+    _beside(panel, 100 * bar, panel.y(1.3) + 8, f"chance: {bar:.0%}")
     return panel.svg(
         f"Probabilities of {len(ranking.probability)} candidates, and of {len(negative.probability)} of the negative"
-        f" control, of which the highest is {bar:.2f}. {counting} count in the verdict."
+        f" control, of which the highest is {bar:.0%}. {counting} count in the verdict."
     )
 
 
-def _by_bins(values: list[float]) -> dict[int, int]:
-    return Counter(min(max(math.floor(value / BIN), 0), round(1 / BIN) - 1) for value in values)
+def _by_bins(percent: list[float]) -> Counter[int]:
+    return Counter(min(max(math.floor(value / PERCENT), 0), 100 // PERCENT - 1) for value in percent)
+
+
+def _column(panel: Panel, bin_: int, height: float, class_: str) -> None:
+    """One bar of a histogram, from the line up or down, with air beside it."""
+    if height:
+        left, right = panel.x(bin_ * PERCENT) + 2, panel.x((bin_ + 1) * PERCENT) - 2
+        upper, lower = sorted((panel.y(0), panel.y(height)))
+        panel.add("rect", class_=class_, x=left, width=right - left, y=upper, height=lower - upper)
+
+
+def _opposite(panel: Panel, x: float, y: float, text: str) -> None:
+    """A heading in the corner that is farther from a vertical line."""
+    right = panel.x(x) < panel.width / 2
+    place = panel.x.end if right else panel.x.start
+    panel.add("text", text, class_="label", x=place, y=y, text_anchor="end" if right else "start")
 
 
 def scatter(first: Variant, last: Variant) -> Markup:
