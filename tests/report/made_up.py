@@ -59,7 +59,10 @@ def content(*, variants=2, channels=1, truth=True, held_out=HELD_OUT, noise=0.02
     if not truth:
         runs = [Variant(v.name, v.images, v.ids, v.lineage, v.history, None, v.snapshots) for v in runs]
     defaults = {
-        "configuration": {"method": "NTK", "reconstruction": {"steps": 200, "optimiser": {"learning_rate": 0.02}}},
+        "configuration": {
+            "method": "NTK",
+            "reconstruction": {"steps": 200, "task": None, "optimiser": {"learning_rate": 0.02}},
+        },
         "versions": {"palimpsest": "0.1.0"},
         "seeds": {"data": 0},
         "training": {"loss": 3.2e-9, "converged": True, "kkt_residual": None},

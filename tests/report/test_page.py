@@ -5,14 +5,16 @@ import io
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up import CANDIDATES, HOSTILE, SPLIT, N, content
 from PIL import Image
 
-from palimpsest.report import render
+from palimpsest.report import figures, render
 from palimpsest.report.page import INVISIBLE
 
 VOID = {"meta", "link", "img", "br", "input"}
@@ -143,6 +145,25 @@ def test_an_uncalibrated_verdict_is_called_so_and_shows_no_bar():
     assert "Uncalibrated: no held-out images were given" in page.text
     assert "recovered better than" not in page.text
     assert not any("Distribution" in d.get("aria-label", "") for d in page.all("svg"))
+
+
+def test_options_that_were_left_open_are_not_shown():
+    assert "task" not in shown().text  # it is None, and so is the KKT residual
+    assert "kkt residual" not in shown().text
+
+
+def test_candidates_are_counted_in_a_histogram():
+    ours = SimpleNamespace(probability=torch.tensor([0.98, 0.97, 0.96, 0.53, 0.51, 0.01, 0.01, 0.01, 0.01]))
+    chance = SimpleNamespace(probability=torch.tensor([0.52, *[0.02] * 150]))
+    drawing = str(figures.probabilities(ours, chance, counting=4, bar=0.52))
+    page = Page(drawing)
+    heights = {
+        name: [float(r["height"]) for r in page.all("rect") if r["class"] == name] for name in ("solid", "hollow")
+    }
+    assert heights["hollow"] == [pytest.approx(n * heights["solid"][1], abs=0.5) for n in (3, 2, 4)]
+    assert len(page.all("rect")) == 3 + 2 + 2
+    assert re.findall(r'middle">(\d+)</text>', drawing)[-5:] == ["3", "2", "4", "1", "150"]
+    assert "chance: 52%" in page.text
 
 
 def test_no_evidence_is_said_soberly():

@@ -91,7 +91,7 @@ def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
 
 
 def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tables at the end, those that say something."""
+    """The tables at the end, those that say something; an option that was left open says nothing."""
     tables: dict[str, Mapping[str, Any]] = {
         "Configuration": content.configuration,
         "Training": content.training,
@@ -99,4 +99,10 @@ def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
         "Time spent": {stage: words.duration(seconds) for stage, seconds in content.seconds.items()},
         "Versions": content.versions,
     }
-    return [(name, table) for name, table in tables.items() if table]
+    return [(name, said) for name, table in tables.items() if (said := _said(table))]
+
+
+def _said(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    return {
+        key: _said(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
+    }
