@@ -188,6 +188,16 @@ def test_a_verdict_by_too_few_held_out_images_is_not_the_one_to_rely_on(digits, 
     assert "training images recovered" not in page
 
 
+def test_weights_that_never_moved_are_told_in_the_report(tmp_path):
+    torch.manual_seed(0)
+    weights = mlp().state_dict()
+    few = {"candidates": 4, "steps": 10, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
+    page = pal.audit(mlp, weights, initial=weights, image_shape=SHAPE, out=tmp_path / "audit", **few).report.read_text()
+    assert "the same as the trained ones, so nothing was learnt between them" in page
+    for untrue in ("belong to this training", "units that never moved", "gradients hardly changed", "<td>none</td>"):
+        assert untrue not in page
+
+
 def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, caplog):
     def diverging(*_, **__):
         raise TrainingDivergedError(3, "lower the learning rate")

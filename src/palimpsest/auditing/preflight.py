@@ -47,7 +47,7 @@ class Preflight:
     beyond_noise: float | None
     """Share of the first layer's energy that stands out of the noise of an initialisation."""
     still_units: int
-    """Units of all layers that training left exactly where they were, or whose weights are zero."""
+    """Units of all layers that training left exactly where they were; whose weights are zero, where that is unknown."""
     units: int
     method: Method
     why: str

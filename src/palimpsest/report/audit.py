@@ -19,7 +19,7 @@ from palimpsest.runs import versions
 from palimpsest.scoring import Outcome, Verdict, metrics
 
 if TYPE_CHECKING:
-    from palimpsest.auditing import Audit, Truth
+    from palimpsest.auditing import Audit, Preflight, Truth
     from palimpsest.auditing.verdict import AuditVerdict
 
 MOST = 100  # candidates shown
@@ -51,9 +51,16 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         controls=_controls(audit),
         assumptions=_assumptions(audit),
         advice=advice(),
-        settings=[("Plan", audit.plan.to_json()), ("Versions", versions())],
+        settings=[("Plan", _plan(audit)), ("Versions", versions())],
     )
     return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", page)
+
+
+def _plan(audit: Audit) -> dict[str, Any]:
+    """Only the NTK method has tangent points."""
+    choices = audit.plan.to_json()
+    at = choices.pop("at")
+    return choices | {"tangent points": at} if at else choices
 
 
 def _probabilities(audit: Audit) -> Markup | None:
@@ -179,22 +186,32 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
         "unknowns": f"{unknowns:,} pixels and multipliers of {plan.candidates} candidates",
         "images determined by count": f"at most {found.images_determined:,}",
     }
-    start = {
-        "initial weights": RELATED[found.related],
-        "correlation with them": "–" if found.correlation is None else number(found.correlation, 2),
-        "distance moved": "–" if found.moved is None else f"{number(found.moved, 2)} of their norm{_lazy(found.moved)}",
-    }
     layer = {
         "training images": f"{found.samples}, counted in the first layer" if found.samples else "cannot be counted",
         "why": found.span_reason,
         "directions the first layer speaks of": "–" if found.bound is None else f"{found.bound}",
         "of its energy beyond initial noise": "–" if found.beyond_noise is None else f"{found.beyond_noise:.0%}",
-        "units that never moved": f"{found.still_units} of {found.units}",
+        _still(found): f"{found.still_units} of {found.units}",
     }
     method = {"method": found.method, "because": found.why}
     if audit.floor is not None:
         method["floor at the truth"] = f"the training images leave {audit.floor:.0%} of the target unexplained"
-    return [("Equations", equations), ("The start", start), ("The first layer", layer), ("The method", method)]
+    return [("Equations", equations), ("The start", _start(found)), ("The first layer", layer), ("The method", method)]
+
+
+def _start(found: Preflight) -> dict[str, str]:
+    if found.moved == 0:
+        return {"initial weights": "the same as the trained ones, so nothing was learnt between them"}
+    return {
+        "initial weights": RELATED[found.related],
+        "correlation with them": "–" if found.correlation is None else number(found.correlation, 2),
+        "distance moved": "–" if found.moved is None else f"{number(found.moved, 2)} of their norm{_lazy(found.moved)}",
+    }
+
+
+def _still(found: Preflight) -> str:
+    """What was counted: units that never moved, or where the start is not known, those that hold nothing."""
+    return "units that never moved" if found.related and found.moved else "units whose weights are all zero"
 
 
 def _lazy(moved: float) -> str:
