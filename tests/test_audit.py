@@ -20,6 +20,7 @@ from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import factory, subject
 from palimpsest.cli import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
+from palimpsest.report.audit import render_audit
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Outcome
 from synthetic import exact_problem
@@ -164,14 +165,16 @@ def test_networks_with_several_outputs_are_audited_too(method, tmp_path):
     assert found.verdict.outcome is Outcome.NO_EVIDENCE
 
 
-def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_path):
+def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_path, caplog):
     out = tmp_path / "audit"
     stopped = tiny(out, minutes=1e-3)
     assert stopped.verdict.outcome is Outcome.UNCALIBRATED
     assert not stopped.finished
     assert "give the same command again with more --minutes" in stopped.told[-1]
     assert stopped.report.read_text().count("more --minutes") == 1
-    done = tiny(out)
+    with caplog.at_level("INFO", "palimpsest"):
+        done = tiny(out)
+    assert "for a better reading, give another --out and more --minutes" in caplog.text
     assert done.finished
     assert done.told == [done.verdict.sentence]
     assert tiny(out).verdict.outcome is not Outcome.UNCALIBRATED
@@ -383,6 +386,18 @@ def test_one_candidate_carries_no_claim_where_the_positive_control_failed():
         assert "one candidate" in verdict.judge(one, chance, readable).sentence
     assert verdict.judge(two, chance, False).outcome is Outcome.LEAKAGE
     assert "could not read" in verdict.judge(two, chance, False).sentence
+
+
+def test_an_undecided_audit_says_what_would_settle_it(tmp_path):
+    found = tiny(tmp_path / "audit")
+    lonely = verdict.judge(ranked(0.8, explained=0.9), ranked(0.02, explained=0.1), False)
+    page = render_audit(replace(found, verdict=lonely), None, "audit")
+    assert 'class="verdict uncalibrated"' in page
+    assert "looking at the first picture" in page
+    assert "audit in a new folder" in page
+    unfinished = render_audit(replace(found, verdict=lonely, finished=False), None, "audit")
+    assert "audit in a new folder" not in unfinished
+    assert "give the same command again" in unfinished
 
 
 def test_no_evidence_does_not_deny_candidates_that_are_merely_likely():

@@ -52,8 +52,8 @@ OUT_OF_TIME = (
 )
 RELY = {
     True: "Rely on the comparison: it knows the training images. The other verdict is what one can say without them.",
-    False: "Rely on the verdict without the training images: for a comparison that counts, give held-out images too,"
-    " a few dozen of the same kind.",
+    False: "Rely on the verdict without the training images: for a comparison that counts, give a few dozen held-out"
+    " images of the same kind.",
 }
 
 

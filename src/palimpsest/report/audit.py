@@ -27,6 +27,7 @@ MARGIN = (
     "The weights are taken to have reached a point of maximum margin. That takes long training on a loss that only"
     " separation brings to zero; most networks stop before it."
 )
+BETTER = "For a better reading, audit in a new folder with more --minutes, or with the initial weights if left out."
 RELATED = {None: "not given", True: "belong to this training", False: "do not belong to this training"}
 
 
@@ -102,12 +103,12 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
             True: "The same method, with the same effort, does read a network of this kind that was trained on public"
             " images; so that nothing was read here is a finding.",
             False: "The same method could not read a network of this kind trained on public images either; so that"
-            " nothing was read here says little. For a better reading, audit in a new folder with more --minutes, or"
-            " with the initial weights if they were not given.",
+            " nothing was read here says little.",
             None: "There was no positive control, so it is not known whether anything could have been read.",
         }[audit.verdict.readable]
         beware = [f"Beware: {audit.preflight.warning}."] if audit.preflight.warning else []
-        return [*beware, control], [
+        better = [BETTER] if audit.verdict.readable is False and audit.finished else []
+        return [*beware, control, *better], [
             "Not that the training images are safe. It is a statement about this method with this effort: a stronger"
             " attack, more time, or the initial weights where they were not given, may succeed.",
         ]
@@ -117,8 +118,8 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
     return [
         "A single candidate is likely, and probabilities were calibrated on networks that the method can read. It could"
         " not read its positive control, so the estimate may not hold here.",
-        "Whoever knows the training images can settle it by looking at the first picture below. Otherwise audit in a"
-        " new folder with more --minutes.",
+        "Whoever knows the training images can settle it by looking at the first picture below.",
+        *([BETTER] if audit.finished else []),
     ], neither
 
 

@@ -99,7 +99,7 @@ def _beside(panel: Panel, x: float, y: float, text: str) -> None:
 def probabilities(ranking: Ranked, negative: Ranked, counting: int, bar: float) -> Markup:
     """Histograms of probability: of the network above the line, of its negative control below; full if they count."""
     groups = {1: ("This network", ranking, counting), -1: ("Negative control", negative, 0)}
-    panel = Panel(540, 320, x=(0, 100), y=(-1.5, 1.3), left=4)
+    panel = Panel(540, 320, x=(0, 100), y=(-1.5, 1.5), left=4)
     panel.x_axis("estimated probability of showing a training image, in per cent", about=10)
     for side, (name, found, full) in groups.items():
         percent = (100 * found.probability).tolist()
@@ -110,13 +110,13 @@ def probabilities(ranking: Ranked, negative: Ranked, counting: int, bar: float) 
             _column(panel, bin_, side * counting_ones[bin_] / tallest, "solid")
             end = panel.y(side * count / tallest) + (-5 if side > 0 else 14)
             panel.add("text", f"{count}", class_="note", x=panel.x((bin_ + 0.5) * PERCENT), y=end, text_anchor="middle")
-        _opposite(panel, 100 * bar, panel.y(1.3) - 12 if side > 0 else panel.y(-1.5) - 6, f"{name} ({len(percent)})")
+        _opposite(panel, 100 * bar, panel.y(1.5) - 12 if side > 0 else panel.y(-1.5) - 6, f"{name} ({len(percent)})")
     panel.horizontal(0, "axis")
     panel.vertical(100 * bar, "bar")
-    _beside(panel, 100 * bar, panel.y(1.3) + 8, f"chance: {bar:.0%}")
+    _beside(panel, 100 * bar, panel.y(1.5) + 8, f"chance: {bar:.0%}")
     return panel.svg(
         f"Probabilities of {len(ranking.probability)} candidates, and of {len(negative.probability)} of the negative"
-        f" control, of which the highest is {bar:.0%}. {counting} count in the verdict."
+        f" control, of which the highest is {bar:.0%}. {counting} are likely."
     )
 
 
