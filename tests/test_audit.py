@@ -126,7 +126,7 @@ def test_killed_audits_resume_to_the_same_report(tmp_path):
     reports = []
     for name, kills in (("whole", 0), ("torn", 2)):
         out = tmp_path / name / "audit"
-        assert killed(arguments, out, kills, longest=6.0) == kills
+        assert killed(arguments, out, kills, longest=5.0) == kills
         reports.append((out / "report.html").read_bytes())
         assert not list(out.rglob("*.checkpoint"))
     assert reports[0] == reports[1]
