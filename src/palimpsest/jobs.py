@@ -190,7 +190,7 @@ def train(
         weight_decay=job.weight_decay,
         callback=_watched(callback, job.steps),
     )
-    note(fit.summary)
+    note(fit.summary, private=True)  # the command line prints it
     facts = {
         "summary": fit.summary,
         "loss": fit.loss,
