@@ -23,7 +23,8 @@ class NTK(Objective):
         initial: its weights before training, a state dict.
         at: t, or several of them; multipliers then have shape (k, len(at)), and with C > 1 outputs a further
             axis of length C.
-        whitening: the power p of :mod:`palimpsest.objectives.reduced`, for searches within the span of the images.
+        whitening: the power p of :mod:`palimpsest.objectives.reduced`, for searches within the span of the images;
+            their losses are then measured in that metric.
         sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
     """
 
