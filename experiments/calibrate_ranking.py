@@ -261,8 +261,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--data-root", type=Path, help="where MNIST and CIFAR-10 files are")
     parser.add_argument("--seeds", type=int, nargs="*", help="0 to 5 unless given")
-    parser.add_argument("--fit", action="store_true", help="fit the map on what --out holds, and ship it")
-    parser.add_argument("--judge", action="store_true", help="judge what --out holds by the shipped map")
+    then = parser.add_mutually_exclusive_group()
+    then.add_argument("--fit", action="store_true", help="fit the map on what --out holds, and ship it")
+    then.add_argument("--judge", action="store_true", help="judge what --out holds by the shipped map")
     parser.add_argument("--restarts", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--tangents", type=int, choices=(1, 2), default=1)
@@ -276,9 +277,10 @@ def main() -> None:
             write_atomically(path, json.dumps(found).encode())
             print(f"{model.name}: {sum(found['real'])} of {len(found['real'])} candidates are real,"
                   f" {time.monotonic() - began:.0f} s", flush=True)  # fmt: skip
-    for wanted, work in ((options.fit, fit), (options.judge, judge)):
-        if wanted:
-            work(options)
+    if options.fit:
+        fit(options)
+    if options.judge:
+        judge(options)
 
 
 def finished(options: argparse.Namespace) -> list[dict]:
@@ -289,8 +291,8 @@ def finished(options: argparse.Namespace) -> list[dict]:
 
 def command(options: argparse.Namespace, last: str) -> str:
     seeds = " ".join(map(str, options.seeds or range(6)))
-    reading = f"--steps {options.steps} --restarts {options.restarts} --tangents {options.tangents}"
-    return f"python experiments/calibrate_ranking.py --set {options.which} {reading} --seeds {seeds} {last}"
+    reading = f"--steps {options.steps} --restarts {options.restarts} --tangents {options.tangents} --seeds {seeds}"
+    return f"python experiments/calibrate_ranking.py --out {options.out} --set {options.which} {reading} {last}"
 
 
 def fit(options: argparse.Namespace) -> None:

@@ -117,6 +117,8 @@ def test_what_was_read_with_other_settings_is_replaced_only_if_asked_for(tmp_pat
     before = RunFolder(folder).variants()["without"]["images"]
     assert "within everywhere (not span)" in complaint(capsys, *arguments, "span")
     assert torch.equal(RunFolder(folder).variants()["without"]["images"], before)
+    assert "within everywhere" in complaint(capsys, "reconstruct", folder, *QUICK, "--splitting", "with")
+    assert RunFolder(folder).variants().keys() == {"without"}
     assert main([*arguments, "span", "--again"]) == 0
     assert not torch.equal(RunFolder(folder).variants()["without"]["images"], before)
 

@@ -80,6 +80,30 @@ def test_whitening_weighs_directions_of_the_first_layer_by_their_singular_values
     assert torch.allclose(inside.target_norm_squared, objective.target_norm_squared)
 
 
+@pytest.mark.parametrize("rank", [0, 2, None])
+@pytest.mark.parametrize("inside", [True, False])
+def test_whitening_keeps_the_size_of_a_target_of_any_rank_and_minds_no_rounding_of_the_offset(rank, inside):
+    case, subspace, c = confined("mlp-2-all/ntk")
+    first, losses = "layers.0.weight", []
+    if rank is not None:
+        U, σ, Vᵀ = torch.linalg.svd(case.objective.target[first], full_matrices=False)
+        case.objective.target[first] = (U[:, :rank] * σ[:rank]) @ Vᵀ[:rank]
+    case.objective.whitening = 1.0
+    for rounding in (0.0, 1e-15):
+        offset = subspace.basis.sum(0) if inside else subspace.offset
+        where = Subspace(offset + rounding * torch.randn_like(offset), subspace.basis)
+        reduced = case.objective.within(where)
+        losses.append(float(reduced.loss(c, case.multipliers, case.labels)))
+        assert torch.allclose(reduced.target_norm_squared, case.objective.target_norm_squared)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+
+
+def test_coordinates_of_coordinates_are_refused():
+    case, subspace, _ = confined("mlp-2-all/ntk")
+    with pytest.raises(InvalidInputError, match="already"):
+        case.objective.within(subspace).within(subspace)
+
+
 def test_whitening_is_refused_where_it_means_nothing():
     case, _, _ = confined("cnn/ntk")
     case.objective.whitening = 0.5

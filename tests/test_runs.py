@@ -216,7 +216,7 @@ def test_without_a_terminal_progress_is_told_in_lines(tmp_path, capsys, monkeypa
     assert main(["train", "--out", path, *words]) == 0
     told = capsys.readouterr().err
     assert re.match(
-        r"training begins: .*\nstep 0 of 60: loss .*\nstep 50 of 60: .*\n.*Training did not", told, re.DOTALL
+        r"training begins: .*\nstep 0 of 60: loss .*\nstep 50 of 60: ", told, re.DOTALL
     )
     assert main(["reconstruct", path, *WORDS]) == 0
     told = capsys.readouterr().err

@@ -273,6 +273,37 @@ def test_fewer_images_than_pixels_are_trained_on_in_their_span_to_the_same_weigh
     assert spanned.normalised_margin == pytest.approx(whole.normalised_margin, rel=1e-6)
 
 
+def test_what_no_image_moves_stays_exactly_where_it_was():
+    x, y = problem(n=6, d=40)
+    x[:, :5] = 0
+    start = network(40, hidden=(20, 15))
+    with torch.no_grad():
+        start.layers[0].bias[:4] = -100.0  # dead units
+    fit = train(start, x, y, steps=20)
+    before, after = (model.layers[0].weight for model in (start, fit.model))
+    assert isinstance(coordinates(start, x), SpanCoordinates)
+    assert torch.equal(after[:4], before[:4])
+    assert (after - before)[:, :5].abs().max() < 1e-7
+    assert not torch.equal(after[4:], before[4:])
+
+
+class Casting(nn.Linear):
+    def forward(self, x):
+        return super().forward(x.float())
+
+
+@pytest.mark.parametrize("model", [nn.Sequential(nn.Linear(40, 9), nn.Hardswish(), nn.Linear(9, 1)), Casting(40, 1)])
+def test_networks_that_cannot_be_smoothed_or_doubled_are_trained_all_the_same(model):
+    x, y = problem(n=6, d=40)
+    fit = train(model, x, y, steps=5)
+    assert fit.history[-1]["loss"] < fit.history[0]["loss"]
+
+
+def test_no_images_are_refused():
+    with pytest.raises(InvalidInputError, match="no images"):
+        train(network(), torch.zeros(0, 10), torch.zeros(0))
+
+
 def test_a_frozen_layer_stays_where_it_is_in_the_span():
     x, y = problem(n=6, d=40)
     start = network(40, hidden=(20, 15))

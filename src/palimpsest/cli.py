@@ -141,13 +141,15 @@ class Demo:
     """The run folder."""
     seed: int = 0
     """Of everything: the images, the network and the candidates."""
+    again: bool = False
+    """Replace what another seed or version left in the folder."""
     device: Device = "auto"
 
     def run(self) -> None:
         training = jobs.Training(seed=self.seed)
         if not jobs.is_trained(RunFolder(self.out), training):  # else the demo goes on where it was interrupted
-            Train(self.out, training, device=self.device).run()
-        Reconstruct(self.out, jobs.Reading(seed=self.seed), device=self.device).run()
+            Train(self.out, training, again=self.again, device=self.device).run()
+        Reconstruct(self.out, jobs.Reading(seed=self.seed), again=self.again, device=self.device).run()
         Report(self.out, title="Faces read out of the weights of a face detector").run()
 
 

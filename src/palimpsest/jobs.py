@@ -96,6 +96,7 @@ class Training:
         return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
 
 
+WHITENING = 0.5
 UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens slowly
 
 
@@ -114,8 +115,8 @@ class Reading:
     within: Literal["span", "everywhere"] | None = None
     """Where to seek images: in the space that the first layer's change spans, or everywhere. By default in the span,
     with the NTK method and where it can be read."""
-    whitening: float = 0.5
-    """How far the directions of the span are made to count alike, from 0 (not at all) to 1."""
+    whitening: float | None = None
+    """How far the directions of the span are made to count alike, from 0 (not at all) to 1; 0.5 unless given (NTK)."""
     share: float = 0.25
     """Share of the candidates that may split in one round."""
     rounds: int = 2
@@ -132,7 +133,7 @@ class Reading:
             raise InvalidInputError("--at is empty or no number; give points from 0 (initial) to 1 (final weights)")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise InvalidInputError(f"--share is {self.share}; give a number above 0 and at most 1")
-        if not is_number(self.whitening) or not 0 <= self.whitening <= 1:
+        if self.whitening is not None and not (is_number(self.whitening) and 0 <= self.whitening <= 1):
             raise InvalidInputError(f"--whitening is {self.whitening}; give a number from 0 to 1")
 
     def problem(self, model: nn.Module, initial: dict[str, Tensor], loss: str) -> tuple[Objective, Subspace | None]:
@@ -141,8 +142,11 @@ class Reading:
         if self.method not in (None, fitting):
             raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {fitting}")
         subspace = self._subspace(model, initial, fitting)
+        if self.whitening is not None and (fitting != "ntk" or subspace is None):
+            raise InvalidInputError("--whitening means nothing here; it is for the NTK method within the span")
         if fitting == "ntk":
-            whitening = self.whitening if subspace else 0.0
+            whitening = WHITENING if self.whitening is None else self.whitening
+            whitening = whitening if subspace else 0.0
             return pal.NTK(model, initial, at=self.at, weights="auto", whitening=whitening), subspace
         method = pal.KKT if fitting == "kkt" else pal.MulticlassKKT
         return method(model, initial=initial, weights="auto"), subspace
@@ -252,12 +256,15 @@ def reconstruct(
     objective = objective.to(device)
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
     done, asked = folder.variants(), _jsonable(asdict(job))
-    for variant in variants:
-        other = _difference(done[variant]["settings"], asked) if variant in done else None
-        if other and not again:
+    finished = {
+        variant for variant in variants if variant in done and not _difference(done[variant]["settings"], asked)
+    }
+    for variant, before in done.items():  # both variants, for they are compared in one report
+        if not again and (other := _difference(before["settings"], asked)):
             raise RunFolderError(f"{folder.path} holds a reconstruction {variant} splitting, with {other}; add --again"
-                                 " to replace it, or ask for the same settings")  # fmt: skip
-        if variant in done and not other:
+                                 " to replace it")  # fmt: skip
+    for variant in variants:
+        if variant in finished:
             continue
         if not folder.checkpoint.exists():
             folder.forget_snapshots(variant)
@@ -282,8 +289,10 @@ def reconstruct(
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     """What was other before, in words."""
-    names = [name for name in before if before[name] != after.get(name)]
-    return ", ".join(f"{name} {before[name]} (not {after.get(name)})" for name in names)
+    if before.keys() != after.keys():
+        return "the options of another version"
+    names = [name for name in before if before[name] != after[name]]
+    return ", ".join(f"{name} {before[name]} (not {after[name]})" for name in names)
 
 
 def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.MLP, dict[str, Tensor]]:

@@ -102,7 +102,7 @@ class Solver:
         self, objective: Objective, where: Parametrisation, settings: Settings, execution: Execution | None = None
     ) -> None:
         self.where, self.settings, self.execution = where, settings, execution or Execution()
-        self.objective = objective.within(where)  # a copy: its sharpness is the solver's to set
+        self._asked, self.objective = objective, objective.within(where)  # a copy: its sharpness is the solver's to set
         self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self._own_sharpness = objective.sharpness
         self._T2 = self.objective.target_norm_squared
@@ -173,7 +173,7 @@ class Solver:
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
         digest = hashlib.sha256()
-        for part in (self.settings, self.where, self._own_sharpness, *self.objective.identity()):
+        for part in (self.settings, self.where, self._own_sharpness, *self._asked.identity()):
             _feed(digest, part)
         return digest.hexdigest()
 

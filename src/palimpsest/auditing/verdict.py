@@ -101,5 +101,5 @@ def _nothing(p: Tensor) -> str:
 def _for_what_it_is_worth(readable: bool | None) -> str:
     if readable:
         return ", although the same audit reads a network of the same kind trained on public images"
-    why = "no such control was made" if readable is None else "neither could it read one trained on public images"
+    why = "no positive control could tell" if readable is None else "neither could it read one trained on public images"
     return f"; this says little, for {why}"

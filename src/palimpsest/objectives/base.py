@@ -209,13 +209,17 @@ class Objective(ABC):
 
         Dense layers in a subspace become a smaller network; see :mod:`palimpsest.objectives.reduced`.
         """
+        if self._where is not None:
+            raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         other = copy.copy(self)
         other._where, other._checked = where, None
         if isinstance(where, Subspace) and (smaller := self._reduced(where)):
             other._network, other._where = smaller.network, smaller.where
             other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
         elif self.whitening:
-            raise InvalidInputError("whitening needs a dense network and a subspace; give within=pal.span(…).subspace")
+            raise InvalidInputError(
+                "whitening needs a stack of dense layers, all of them trained, and within=pal.span(…).subspace"
+            )
         return other
 
     def _reduced(self, where: Subspace) -> reduced.Reduction | None:
@@ -337,7 +341,7 @@ class Objective(ABC):
 
     def identity(self) -> list[object]:
         """Everything that tells this problem from another, for whoever saves a state of it."""
-        kind = [type(self), self.signed, type(self.label_kind), self._several_tangents]
+        kind = [type(self), self.signed, type(self.label_kind), self._several_tangents, self.whitening]
         return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
 
     def _refuse_unusable_weights(self, model: nn.Module) -> None:

@@ -9,7 +9,7 @@ computes the same outputs, and of the target T_1 P Aᵀ its candidates leave
 With A = 1 that is the residual as it was, in as many columns as the subspace has dimensions, not as there are pixels.
 The part of T_1 outside the subspace, which no candidate explains, is one more column, of an input that is always 0.
 
-**Whitening** takes A = (PᵀT_1ᵀT_1P)^(−p/2). The singular values of T_1 fall off steeply, for what images have in common
+**Whitening** takes AᵀA = (PᵀT_1ᵀT_1P)^(−p). The singular values of T_1 fall off steeply, for what images have in common
 is learnt many times over. To the loss the last of them hardly matter, yet it is they that tell images apart. What the
 linearised network cannot explain falls off with them, so by generalised least squares each direction should count by
 the inverse of its own error. With p = 0 the loss is as it was, with p = 1 all directions count alike. A is scaled such
@@ -28,6 +28,7 @@ from palimpsest.objectives.dense import Layer, aligned
 from palimpsest.parametrisation import Subspace
 
 Parameters = dict[str, Tensor]
+NOTHING = 1e-6  # of the offset: so much of it beyond the subspace is rounding
 LEAST = 1e-4  # of the largest singular value of T_1: below it there is nothing but rounding to be magnified
 
 
@@ -53,7 +54,7 @@ def reduce(
     """The objective of these dense layers, with candidates in ``where``, as one of coordinates u."""
     first, like = layers[0].weight, target[layers[0].weight]
     x̄, Q = where.offset.flatten().double(), where.basis.flatten(1).double()
-    P = torch.linalg.qr(torch.cat([Q, x̄[None]]).T)[0] if x̄.any() else torch.linalg.qr(Q.T)[0]
+    P = _basis(x̄, Q)
     A, inverse = _metric(target[first].double() @ P, whitening)
     outside = target[first].double() - target[first].double() @ P @ P.T
     own = {name: own for number, layer in enumerate(layers) for name, own in _names(layer, number)}
@@ -73,12 +74,23 @@ def reduce(
     )
 
 
+def _basis(x̄: Tensor, Q: Tensor) -> Tensor:
+    """P: orthonormal columns that span the rows of Q and, unless it lies among them, x̄."""
+    P = torch.linalg.qr(Q.T)[0]
+    beyond = x̄ - P @ (P.T @ x̄)
+    return torch.cat([P, beyond[:, None] / beyond.norm()], 1) if beyond.norm() > NOTHING * x̄.norm() else P
+
+
 def _metric(T: Tensor, p: float) -> tuple[Tensor, Tensor]:
-    """A = (TᵀT)^(−p/2), scaled such that ‖T Aᵀ‖ = ‖T‖, and its inverse."""
-    _, σ, Vᵀ = torch.linalg.svd(T)
-    σ = torch.nn.functional.pad(σ, (0, len(Vᵀ) - len(σ))).clamp_min(LEAST * float(σ[0]))
-    s = σ**-p * (σ.norm() / (σ ** (1 - p)).norm())
-    return (Vᵀ.T * s) @ Vᵀ, (Vᵀ.T / s) @ Vᵀ
+    """A with AᵀA = (TᵀT)^(−p), scaled such that ‖T Aᵀ‖ = ‖T‖, and its inverse."""
+    λ, V = torch.linalg.eigh(T.T @ T)
+    σ = λ.clamp_min(0).sqrt()
+    if p == 0 or not σ.any():
+        one = torch.eye(len(σ)).to(T)
+        return one, one
+    s = σ.clamp_min(LEAST * float(σ.max())) ** -p
+    s = s * (σ.norm() / (σ * s).norm())
+    return s[:, None] * V.T, V / s
 
 
 def _names(layer: Layer, number: int) -> list[tuple[str, str]]:

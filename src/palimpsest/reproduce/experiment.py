@@ -99,7 +99,12 @@ class Column:
 
     def subspace(self, model: nn.Module, initial: Mapping[str, Tensor]) -> Subspace | None:
         """Where candidates are looked for, None for everywhere."""
-        return pal.span(model, initial).subspace if self.within == "span" else None
+        if self.within == "everything":
+            return None
+        found = pal.span(model, initial)
+        if found.subspace is None:
+            raise InvalidInputError(f"{found.reason}; let the column search within everything")
+        return found.subspace
 
     def policy(self, variant: str) -> dict[str, Any]:
         """What tells a variant from the others, for `pal.reconstruct`."""

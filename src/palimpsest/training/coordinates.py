@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, PalimpsestError
 from palimpsest.objectives.dense import ALIGNED, Layer, aligned, recognise
 
 
@@ -31,6 +31,8 @@ class Coordinates:
         if not self.named:
             raise NoGradientError("the network has no parameter to train; let some require a gradient")
         self.images = images.to(next(iter(self.named.values())))
+        if len(images) == 0:
+            raise InvalidInputError("there are no images to train on; give at least one")
         if not torch.isfinite(self.images).all():
             raise NonFiniteError("the images contain NaN or infinity; remove those images")
 
@@ -70,7 +72,8 @@ class SpanCoordinates(Coordinates):
         size = U.norm(dim=1, keepdim=True)
         self._Q, self._U = Q, U / size.clamp_min(torch.finfo(U.dtype).tiny)
         self.images = aligned(R.T, torch.zeros_like(R[:, :1])).to(self.images)
-        self.named[self._first] = nn.Parameter(aligned(A, size).to(self.images))
+        self._start, self._A = W, aligned(A, size).to(self.images)
+        self.named[self._first] = nn.Parameter(self._A.clone())
 
     def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
         h, values = self.images, self._frozen | dict(θ)
@@ -79,15 +82,24 @@ class SpanCoordinates(Coordinates):
         return self._matrix(h)
 
     def in_full(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        A, n = θ[self._first].double(), self._Q.shape[1]
-        return dict(θ) | {self._first: A[:, :n] @ self._Q.T + A[:, n, None] * self._U}
+        ΔA, n = θ[self._first].double() - self._A.double(), self._Q.shape[1]
+        W = self._start + ΔA[:, :n] @ self._Q.T + ΔA[:, n, None] * self._U  # what did not move stays as it is, exactly
+        return dict(θ) | {self._first: W}
 
 
 def coordinates(model: nn.Module, images: Tensor) -> Coordinates:
     """The fewest in which the network can be trained."""
     whole = Coordinates(model, images)
     if len(images) + ALIGNED < images[0].numel():
-        layers = recognise(model, whole.images)
+        layers = _dense_layers(model, whole.images)
         if layers and layers[0].weight in whole.named:
             return SpanCoordinates(model, images, layers)
     return whole
+
+
+def _dense_layers(model: nn.Module, images: Tensor) -> tuple[Layer, ...] | None:
+    """None also for a network that cannot be tried as dense ones are: training needs no more than its gradients."""
+    try:
+        return recognise(model, images)
+    except (PalimpsestError, RuntimeError, TypeError, ValueError):
+        return None
