@@ -115,7 +115,7 @@ def test_untrained_networks_give_no_evidence(knows_start, tmp_path):
     assert found.preflight.related is (False if knows_start else None)
     assert found.plan.method == "kkt"
     assert found.verdict.outcome is Outcome.NO_EVIDENCE
-    assert "no such control was made" in found.verdict.sentence
+    assert "no positive control could tell" in found.verdict.sentence
 
 
 # --- reliability ---------------------------------------------------------------------------------
@@ -532,3 +532,10 @@ def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp
     assert reason in complaint
     assert complaint.count("\n") == 1
     assert not Path("audit").exists()
+
+
+def test_what_cannot_be_is_refused_before_the_folder_is_taken(tmp_path):
+    make = outsider.convolutional
+    with pytest.raises(InvalidInputError, match="at least 2"):
+        pal.audit(make, make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit", restarts=1)
+    assert not (tmp_path / "audit").exists()

@@ -85,6 +85,7 @@ def test_training_again_forgets_the_old_reconstructions(tmp_path):
     folder = tmp_path / "run"
     assert main(["train", "--out", str(folder), *SMALL]) == 0
     assert main(["reconstruct", str(folder), *QUICK, "--splitting", "without"]) == 0
+    assert main(["train", "--out", str(folder), *SMALL]) == 2  # the same, but it would take the reading with it
     assert main(["train", "--out", str(folder), *SMALL, "--steps", "5"]) == 2
     assert len(RunFolder(folder).variants()) == 1
     assert main(["train", "--out", str(folder), *SMALL, "--steps", "5", "--again"]) == 0
@@ -115,7 +116,7 @@ def test_what_was_read_with_other_settings_is_replaced_only_if_asked_for(tmp_pat
     arguments = ["reconstruct", folder, *QUICK, "--splitting", "without", "--within"]
     assert main([*arguments, "everywhere"]) == 0
     before = RunFolder(folder).variants()["without"]["images"]
-    assert "within everywhere (not span)" in complaint(capsys, *arguments, "span")
+    assert "with within everywhere; add --again" in complaint(capsys, *arguments, "span")
     assert torch.equal(RunFolder(folder).variants()["without"]["images"], before)
     assert "within everywhere" in complaint(capsys, "reconstruct", folder, *QUICK, "--splitting", "with")
     assert RunFolder(folder).variants().keys() == {"without"}
@@ -298,3 +299,25 @@ def test_a_mode_that_the_device_lacks_is_refused_in_one_sentence(tmp_path, capsy
     capsys.readouterr()
     assert main(["reconstruct", str(tmp_path / "run"), "--mode", "graph", "--device", "cpu"]) == 2
     assert "there are no CUDA graphs on cpu" in capsys.readouterr().err
+
+
+def test_an_interrupted_reading_is_not_trained_over(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main(["train", "--out", str(folder), *SMALL]) == 0
+    assert main(["train", "--out", str(folder), *SMALL]) == 0  # the same again loses nothing
+    (folder / "checkpoint.safetensors").write_bytes(b"the state of an interrupted run")
+    assert "holds a training already" in complaint(capsys, "train", "--out", folder, *SMALL, "--seed", 9)
+    assert (folder / "checkpoint.safetensors").exists()
+
+
+def test_replacing_one_variant_leaves_no_other_that_does_not_go_with_it(tmp_path):
+    folder = str(tmp_path / "run")
+    assert main(["train", "--out", folder, *SMALL, "--steps", "100"]) == 0
+    assert main(["reconstruct", folder, *QUICK]) == 0
+    assert main(["reconstruct", folder, *QUICK, "--seed", "4", "--splitting", "with", "--again"]) == 0
+    assert RunFolder(folder).variants().keys() == {"with"}
+    assert main(["report", folder]) == 0
+
+
+def test_tangent_points_beyond_the_path_are_refused(trained, capsys):
+    assert "from 0" in complaint(capsys, "reconstruct", trained, "--at", "7")

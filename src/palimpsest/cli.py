@@ -254,7 +254,7 @@ class Audit:
     held_out: str | None = None
     """Images of the same kind that were not trained on; they calibrate the scores."""
     mean: str = "0"
-    """What was subtracted from the images: a number, one for each channel (0.5,0.4,0.4), or an .npy file."""
+    """What was subtracted from the images of --data: a number, one for each channel (0.5,0.4,0.4), or an .npy file."""
     std: str = "1"
     """What they were divided by."""
     options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
@@ -265,6 +265,8 @@ class Audit:
         known = None
         if self.held_out is not None and self.data is None:
             raise InvalidInputError("--held-out calibrates scores of the training images; give these too, as --data")
+        if (self.mean, self.std) != ("0", "1") and self.data is None:
+            raise InvalidInputError("--mean and --std say how the training images were seen; give these too, as --data")
         if self.data is not None:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
         try:

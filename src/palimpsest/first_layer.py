@@ -12,7 +12,7 @@ With weight decay the same holds for W_1 − c·W_1(0), c being the total shrink
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -31,11 +31,11 @@ class Span:
 
     samples: int | None
     """Number of training images that the layer tells apart, or None where the spectrum has no gap."""
-    subspace: Subspace | None
+    subspace: Subspace | None = field(repr=False)
     """x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`."""
     gap: float
     """σ_n / σ_{n+1} of the first layer's change: the evidence."""
-    singular_values: Tensor
+    singular_values: Tensor = field(repr=False)
     """σ_1 ≥ σ_2 ≥ … of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant input columns."""
     shrinkage: float
     """c: 1 without weight decay."""

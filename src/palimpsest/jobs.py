@@ -129,8 +129,8 @@ class Reading:
         for name in ("candidates", "steps", "rounds"):
             _whole(f"--{name}", getattr(self, name), least=1)
         _whole("--seed", self.seed, least=0)
-        if not self.at or not all(map(is_number, self.at)):
-            raise InvalidInputError("--at is empty or no number; give points from 0 (initial) to 1 (final weights)")
+        if not self.at or not all(is_number(t) and 0 <= t <= 1 for t in self.at):
+            raise InvalidInputError(f"--at is {self.at}; give points from 0 (initial) to 1 (final weights)")
         if not is_number(self.share) or not 0 < self.share <= 1:
             raise InvalidInputError(f"--share is {self.share}; give a number above 0 and at most 1")
         if self.whitening is not None and not (is_number(self.whitening) and 0 <= self.whitening <= 1):
@@ -174,11 +174,11 @@ def train(
 ) -> Fit:
     """Train a network and put the weights, before and after, into the folder. The images are not kept.
 
-    What was read out of another network goes with it, which has to be asked for (``again``).
+    What the folder holds of another training, or was read from this one, is replaced only if asked for (``again``).
     """
     job.check()
-    if not again and folder.variants():
-        raise RunFolderError(f"{folder.path} holds reconstructions; train into another folder, or add --again")
+    if not again and (folder.holds_reading() or (folder.holds_weights() and not is_trained(folder, job))):
+        raise RunFolderError(f"{folder.path} holds a training already; train into another folder, or add --again")
     data = job.load()
     widths = (math.prod(data.image_shape), *job.hidden, job.outputs(data))
     estimates.check_training(folder.path, widths, len(data.train))
@@ -255,14 +255,8 @@ def reconstruct(
     objective, within = job.problem(model, initial, _training(config).loss)
     objective = objective.to(device)
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
-    done, asked = folder.variants(), _jsonable(asdict(job))
-    finished = {
-        variant for variant in variants if variant in done and not _difference(done[variant]["settings"], asked)
-    }
-    for variant, before in done.items():  # both variants, for they are compared in one report
-        if not again and (other := _difference(before["settings"], asked)):
-            raise RunFolderError(f"{folder.path} holds a reconstruction {variant} splitting, with {other}; add --again"
-                                 " to replace it")  # fmt: skip
+    asked = _jsonable(asdict(job))
+    finished = _finished(folder, asked, again=again)
     for variant in variants:
         if variant in finished:
             continue
@@ -287,12 +281,26 @@ def reconstruct(
         folder.add_variant(variant, rec, asked, time.monotonic() - began)
 
 
+def _finished(folder: RunFolder, asked: dict[str, Any], *, again: bool) -> set[str]:
+    """The variants that were made as asked. One made otherwise is in the way: a report compares both."""
+    done = folder.variants()
+    for variant, fields in done.items():
+        if other := _difference(fields["settings"], asked):
+            if again:
+                folder.forget_reconstructions()
+                return set()
+            raise RunFolderError(
+                f"{folder.path} holds a reconstruction {variant} splitting, with {other}; add --again to replace it"
+            )
+    return set(done)
+
+
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
     """What was other before, in words."""
     if before.keys() != after.keys():
         return "the options of another version"
-    names = [name for name in before if before[name] != after[name]]
-    return ", ".join(f"{name} {before[name]} (not {after[name]})" for name in names)
+    changed = {name: value for name, value in before.items() if value != after[name]}
+    return ", ".join(f"{name} {'left open' if value is None else value}" for name, value in changed.items())
 
 
 def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.MLP, dict[str, Tensor]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palimpsest.callbacks import Callback, Checkpoint, Progress
 from palimpsest.certificate import Certificate, certify
-from palimpsest.errors import DivergenceError
+from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Everywhere, Subspace
@@ -80,6 +80,8 @@ def reconstruct(
         execution: how the steps are carried out; by default as fast as the device allows.
     """
     image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
+    if within is not None and not isinstance(within, Subspace):
+        raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
     where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
     )  # fmt: skip

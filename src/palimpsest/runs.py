@@ -182,6 +182,13 @@ class RunFolder:
             found.append(description | tensors)
         return found
 
+    def holds_weights(self) -> bool:
+        return (self.path / "model.safetensors").exists()
+
+    def holds_reading(self) -> bool:
+        """Whether images were read, or are being read, out of the weights."""
+        return self.checkpoint.exists() or (self.path / "reconstruction.safetensors").exists()
+
     def forget_reconstructions(self) -> None:
         """Remove what belongs to a former training."""
         made = "checkpoint.safetensors reconstruction.safetensors history.jsonl scores.json pictures.png report.html"

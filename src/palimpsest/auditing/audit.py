@@ -161,6 +161,7 @@ def audit(
     """
     began = time.monotonic()
     chosen = Options(**options)
+    _ = chosen.wishes  # what cannot be is refused before the folder is taken
     examined = subject(network, weights, initial=initial, image_shape=image_shape)
     check_method(examined, chosen.method)
     with RunFolder(out).locked(create=True) as folder:
