@@ -217,8 +217,10 @@ def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, c
 def test_a_folder_holds_one_audit_by_one_process(tmp_path):
     out = tmp_path / "audit"
     tiny(out)
-    with pytest.raises(PalimpsestError, match="holds another run"):
+    with pytest.raises(PalimpsestError, match=r"holds another run \(with other seed\)"):
         tiny(out, seed=1)
+    for command in ("reconstruct", "report"):
+        assert main([command, str(out)]) == 2
     hold = "with RunFolder(sys.argv[1]).locked(): print('held', flush=True); input()"
     code = f"import sys\nfrom palimpsest.runs import RunFolder\n{hold}"
     other = subprocess.Popen(

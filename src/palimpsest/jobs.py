@@ -305,8 +305,8 @@ def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
 
 def _network(folder: RunFolder, config: dict[str, Any]) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
     """The trained network of a folder and its initial weights; the images are not needed for it."""
-    trained, initial = folder.weights()
     shape, hidden, outputs = (_field(config, "network", name) for name in ("image_shape", "hidden", "outputs"))
+    trained, initial = folder.weights()
     try:
         _widths("image_shape", shape)
         _widths("hidden", hidden)
@@ -346,6 +346,8 @@ def _outputs(model: nn.Module) -> int:
 
 
 def _field(config: dict[str, Any], *names: str) -> Any:
+    if isinstance(config, dict) and "audit" in config:
+        raise RunFolderError("this is the folder of an audit, which has its own report.html; give one made by train")
     for name in names:
         if not isinstance(config, dict) or name not in config:
             raise RunFolderError(f"config.json lacks {'.'.join(names)!r}; train into a new folder")

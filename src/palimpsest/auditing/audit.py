@@ -175,8 +175,17 @@ def _claim(folder: RunFolder, examined: Subject, options: Options, truth: Truth 
     mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _identity(examined, truth)}
     if not (folder.path / "config.json").exists():
         folder.write_config({"audit": mine})
-    if folder.config.get("audit") != mine:
-        raise RunFolderError(f"{folder.path} holds another run; choose another folder, or repeat the command it is of")
+    if (other := folder.config.get("audit")) != mine:
+        what = _what_differs(other, mine)
+        raise RunFolderError(f"{folder.path} holds another run ({what}); choose another folder, or repeat its command")
+
+
+def _what_differs(other: Any, mine: Mapping[str, Any]) -> str:
+    if not isinstance(other, dict) or not isinstance(other.get("options"), dict):
+        return "it is no audit"
+    names = [name for name, value in mine["options"].items() if other["options"].get(name) != value]
+    names += [] if other.get("identity") == mine["identity"] else ["the weights or images"]
+    return f"with other {', '.join(names)}" if names else "of another version"
 
 
 def _identity(examined: Subject, truth: Truth | None) -> str:
