@@ -214,8 +214,9 @@ def test_without_a_terminal_progress_is_told_in_lines(tmp_path, capsys, monkeypa
     path = str(tmp_path / "run")
     words = ["--data", "digits", "--per-class", "2", "--hidden", "5", "--steps", "60"]
     assert main(["train", "--out", path, *words]) == 0
-    told = capsys.readouterr().err
+    ended, told = capsys.readouterr()
     assert re.match(r"training begins: .*\nstep 0 of 60: loss .*\nstep 50 of 60: ", told, re.DOTALL)
+    assert ended.startswith("Training did not")
     assert main(["reconstruct", path, *WORDS]) == 0
     told = capsys.readouterr().err
     assert "reconstruction without splitting begins, for 48 steps with 4 candidates\nstep 0 of 48: loss" in told
