@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import palimpsest as pal
 from cases import Case
 from palimpsest.errors import InvalidInputError
-from palimpsest.merging import Merging, contributions, merge
+from palimpsest.merging import Merging, contributions, large, largest, merge
 
 
 def with_copies(case: Case, copies=(0, 2, 2)):
@@ -83,7 +85,85 @@ def test_a_run_merges_before_it_splits_and_keeps_account():
     assert all(isinstance(entry["merging"], float) for entry in rounds)
 
 
-@pytest.mark.parametrize("options", [{"alike": 0.0}, {"alike": 1.5}, {"dead": 1.0}, {"dead": -0.1}])
+sizes_of_a_class = st.lists(st.floats(0.7, 1.4), min_size=1, max_size=30)
+
+
+@given(sizes_of_a_class, sizes_of_a_class, st.floats(1e-6, 1e6), st.randoms())
+def test_two_classes_of_sizes_are_told_apart_whatever_their_unit_and_order(images, rest, unit, random):
+    sizes = [(size, True) for size in images] + [(size / 30, False) for size in rest]
+    random.shuffle(sizes)
+    found = large(unit * torch.tensor([size for size, _ in sizes], dtype=torch.float64))
+    assert found.tolist() == [is_image for _, is_image in sizes]
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_what_cannot_be_cut_in_two_keeps_something(count):
+    assert large(torch.ones(count)).any()
+    assert large(torch.zeros(count)).any()
+
+
+def test_the_larger_class_is_what_brute_force_finds():
+    logs = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    logs[:13] += 9
+    within = [logs.sort().values[:i].var(correction=0) * i + logs.sort().values[i:].var(correction=0) * (40 - i)
+              for i in range(1, 40)]  # fmt: skip
+    best = 1 + int(torch.stack(within).argmin())
+    assert torch.equal(large(logs.exp()), logs >= logs.sort().values[best])
+
+
+def closed(monkeypatch, counts):
+    """A run that splits twice and closes, with so many large candidates at each round."""
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+    told = iter(counts)
+    monkeypatch.setattr(pal.merging, "large", lambda sizes: torch.arange(len(sizes)) < next(told))
+    rec = pal.reconstruct(
+        pal.NTK(final, initial.state_dict()),
+        image_shape=(1, 3, 3),
+        candidates=6,
+        steps=30,
+        record_every=1,
+        splitting=pal.Splitting(rounds=2, share=1.0, relative=0.0, until=0.4),
+        merging=Merging(alike=1.0, dead=0.0, closing=0.3),
+        progress=False,
+    )
+    return rec, [entry for entry in rec.history if "split" in entry]
+
+
+def test_a_run_closes_with_as_many_candidates_as_were_large_when_there_were_many(monkeypatch):
+    rec, rounds = closed(monkeypatch, [3, 4, 2])
+    assert [entry["step"] for entry in rounds] == [6, 12, 21]
+    assert [entry["large"] for entry in rounds] == [3, 4, 2]
+    assert rounds[1]["merged"] == 6 + rounds[0]["split"] - 4
+    assert rounds[2]["merged"] == rounds[1]["split"]
+    assert len(rec.images) == 4
+    assert rounds[2]["after"] - rounds[2]["before"] == pytest.approx(rounds[2]["merging"])
+
+
+def test_the_closing_phase_is_the_second_half_of_a_phase(monkeypatch):
+    rec, _ = closed(monkeypatch, [3, 3, 3])
+    first, *_, last = [entry for entry in rec.history if "loss" in entry and entry["step"] >= 21]
+    assert first["candidates"] == last["candidates"] == 3
+    assert first["rate"] == pytest.approx(0.5 * rec.history[0]["rate"])
+    assert first["sharpness"] == pytest.approx((10 * 200) ** 0.5)
+
+
+def test_as_long_as_the_number_of_large_candidates_grows_none_goes(monkeypatch):
+    rec, rounds = closed(monkeypatch, [2, 4, 8])
+    assert [entry["merged"] for entry in rounds] == [0, 0, 0]
+    assert len(rec.images) == 6 + sum(entry["split"] for entry in rounds)
+
+
+@pytest.mark.parametrize("count", [0, 2, 5, None])
+def test_the_largest_are_taken_in_their_order(count):
+    sizes = torch.tensor([3.0, 1.0, 5.0, 3.0, 4.0])
+    kept = largest(sizes, count)
+    assert kept.tolist() == sorted([2, 4, 0, 3, 1][:count])
+
+
+@pytest.mark.parametrize(
+    "options", [{"alike": 0.0}, {"alike": 1.5}, {"dead": 1.0}, {"dead": -0.1}, {"closing": 1.0}, {"closing": -0.1}]
+)
 def test_policies_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidInputError):
         Merging(**options)

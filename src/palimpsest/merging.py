@@ -3,6 +3,9 @@
 Copies of one x represent Σ_i λ_i f(x) = (Σ_i λ_i) f(x): one candidate with the sum of their multipliers stands for all,
 and L stays exactly as it is. Nearly equal candidates become their mean, weighted by |λ|, which is right to first order.
 With splitting in between, the number of candidates can grow where images are missing and shrink where they are many.
+
+At the end the number of images is read off the sizes ‖λ_i f(x_i)‖: candidates beyond their number fill what the
+linearised network leaves unexplained, and each of them explains far less than an image does.
 """
 
 from __future__ import annotations
@@ -26,14 +29,22 @@ class Merging:
             this, their labels are equal, and their multipliers agree in sign: two of opposite sign, side by side,
             represent a derivative of f and no copy.
         dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one's.
+        closing: the share of a run's steps for one more phase at its end, 0 for none. Before the last round of
+            splitting the :func:`large` candidates are counted, and no others kept; before the closing phase as many
+            are. All stay if there are more large ones by half than a round earlier: as long as their number grows with
+            that of all, there are too few.
     """
 
     alike: float = 0.95
     dead: float = 0.01
+    closing: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.alike <= 1 or not 0 <= self.dead < 1:
-            raise InvalidInputError(f"merging needs 0 < alike ≤ 1 and 0 ≤ dead < 1, not {self.alike} and {self.dead}")
+        if not 0 < self.alike <= 1 or not 0 <= self.dead < 1 or not 0 <= self.closing < 1:
+            raise InvalidInputError(
+                "merging needs 0 < alike ≤ 1, 0 ≤ dead < 1 and 0 ≤ closing < 1, "
+                f"not {self.alike}, {self.dead} and {self.closing}"
+            )
 
 
 @dataclass(frozen=True)
@@ -45,6 +56,12 @@ class Merged:
     labels: Tensor | None
     kept: Tensor
     """(k',) index, among the candidates before, of the one with the largest multiplier in each group of copies."""
+    sizes: Tensor
+    """(k',) ‖λ_i f(x_i)‖."""
+
+    def __getitem__(self, some: Tensor) -> Merged:
+        labels = None if self.labels is None else self.labels[some]
+        return Merged(self.x[some], self.multipliers[some], labels, self.kept[some], self.sizes[some])
 
 
 def merge(
@@ -61,9 +78,29 @@ def merge(
     x = torch.where((member.sum(1) > 1)[:, None], mean, x[kept].flatten(1)).reshape(-1, *x.shape[1:])
     multipliers = (member @ λ).reshape(-1, *multipliers.shape[1:])
     labels = None if labels is None else labels[kept]
-    size = contributions(objective, x, multipliers, labels)
-    alive = size >= policy.dead * size.max()
-    return Merged(x[alive], multipliers[alive], None if labels is None else labels[alive], kept[alive])
+    sizes = contributions(objective, x, multipliers, labels)
+    return Merged(x, multipliers, labels, kept, sizes)[sizes >= policy.dead * sizes.max()]
+
+
+def large(sizes: Tensor) -> Tensor:
+    """(k,) which sizes belong to the larger of two classes: candidates that show images, if there are enough.
+
+    Their logarithms are cut where that leaves least variance in both parts, and that is where k_1 k_2 (μ_1 − μ_2)² is
+    largest (Otsu 1979). Any sizes can be cut; what speaks for a cut is that it counts as many when candidates are more.
+
+    >>> large(torch.tensor([0.9, 0.02, 1.1, 1.0, 0.03, 0.02])).tolist()
+    [True, False, True, True, False, False]
+    """
+    k, ordered = len(sizes), sizes.double().clamp_min(torch.finfo(torch.float64).tiny).log().sort()
+    k_1, sums = torch.arange(1, k).to(ordered.values), ordered.values.cumsum(0)
+    μ_1, μ_2 = sums[:-1] / k_1, (sums[-1] - sums[:-1]) / (k - k_1)
+    cut = 1 + int((k_1 * (k - k_1) * (μ_1 - μ_2).square()).argmax()) if k > 1 else 0
+    return torch.ones_like(sizes, dtype=torch.bool).index_fill(0, ordered.indices[:cut], False)
+
+
+def largest(sizes: Tensor, count: int | None) -> Tensor:
+    """Indices of so many of the largest sizes, in their order; of all for None."""
+    return sizes.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:

@@ -27,6 +27,7 @@ from palimpsest.state import Outcome, State
 
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
+GROWTH = 1.5  # of the number of large candidates, when all have doubled: by more than this, there are too few
 PATIENCE = 10  # records over which a plateau is judged
 STRETCH = 100  # most steps between two states: what an interruption may cost
 
@@ -39,7 +40,8 @@ class Settings:
         candidates: how many candidates k to start with; about twice the number of training images is safe.
         steps: gradient steps in all phases together.
         splitting: when and how candidates split, or None for a single phase of descent.
-        merging: which candidates become one, or go, before each round of splitting; None to keep them all.
+        merging: which candidates become one, or go, before each round of splitting and before a closing phase; None
+            to keep them all.
         priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
         optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`.
         schedule: ``"cosine"``: the learning rate falls to zero within each phase and starts afresh after a split;
@@ -82,6 +84,8 @@ class Settings:
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
         if self.merging is not None and self.splitting is None:
             raise InvalidInputError("merging takes place before each round of splitting; give a splitting too")
+        if self.merging and self.splitting and self.splitting.last_round + self.merging.closing >= 1:
+            raise InvalidInputError("splitting lasts into the closing phase; lower its until, or merging's closing")
 
 
 class Solver:
@@ -109,13 +113,15 @@ class Solver:
         self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
+        self._closing = 0.0 if settings.merging is None else settings.merging.closing
         itself = weakref.proxy(self)  # no cycle: captured graphs are freed with their solver
         programs = {
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
+        phases = self.rounds + 1 + bool(self._closing)
         self._steps = self.execution.executor(
-            programs, objective.device, often=["step"], steps=settings.steps, phases=self.rounds + 1
+            programs, objective.device, often=["step"], steps=settings.steps, phases=phases
         )
 
     # --- the explicit state machine --------------------------------------------------------------
@@ -273,12 +279,14 @@ class Solver:
         policy = self.settings.splitting
         if not bool(state.x.isfinite().all() & state.multipliers.isfinite().all()):
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
+        if state.round == self.rounds and self._closing:
+            return self._close(state)
         if policy is None or state.round >= self.rounds:
             return replace(state, outcome=ended)
         generator = torch.Generator()
         generator.set_state(state.generator)
+        state, account = self._merge(state)
         objective = self._at(self._sharpness(0.0))  # as smooth as the phase to come: curvature is then felt from afar
-        state, account = self._merge(state, objective)
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
             penalty = self.settings.prior_strength[0] * self.prior.value(
@@ -310,12 +318,24 @@ class Solver:
             else None,
         )
 
-    def _merge(self, state: State, objective: Objective) -> tuple[State, dict[str, Any]]:
-        """The state without copies and dead candidates, and an account: how many went, and the change of L / ‖T‖²."""
-        if self.settings.merging is None:
+    def _close(self, state: State) -> State:
+        """Begin the phase that closes the run."""
+        before = float(self.final().loss(state.x, state.multipliers, state.labels) / self._T2)
+        fewer, account = self._merge(state)
+        nothing_split = {"split": 0, "eta": 0.0, "eigenvalues": []}
+        event = {"step": state.step, "before": before, "after": before + account["merging"]} | nothing_split | account
+        return replace(fewer, round=state.round + 1, phase_start=state.step, history=(*state.history, event))
+
+    def _merge(self, state: State) -> tuple[State, dict[str, Any]]:
+        """The state with fewer candidates, and an account: how many went, and the change of L / ‖T‖²."""
+        policy, point = self.settings.merging, (state.x, state.multipliers, state.labels)
+        if policy is None:
             return state, {}
-        point = (state.x, state.multipliers, state.labels)
-        merged = merging.merge(objective, *point, self.settings.merging)
+        objective = self.final()  # candidates are what the phase that ended has made of them
+        merged = merging.merge(objective, *point, policy)
+        large = int(merging.large(merged.sizes).sum())
+        if policy.closing and state.round >= self.rounds - 1:
+            merged = merged[merging.largest(merged.sizes, self._images_by_size(state, large))]
         change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)
         kept = {of: {name: t[merged.kept] for name, t in m.items()} for of, m in state.moments.items()}
         fewer = replace(
@@ -326,7 +346,18 @@ class Solver:
             ids=state.ids[merged.kept],
             moments=kept,
         )
-        return fewer, {"merged": len(state.x) - len(merged.x), "merging": float(change / self._T2)}
+        went = len(state.x) - len(merged.x)
+        return fewer, {"merged": went, "merging": float(change / self._T2), "large": large}
+
+    def _images_by_size(self, state: State, large: int) -> int | None:
+        """How many images there seem to be, None as long as the number of large candidates grows with that of all.
+
+        After the last round candidates are at most twice as many as images, and a cut may fall among these.
+        """
+        before = [entry["large"] for entry in state.history if "large" in entry][-1:]
+        if not before or large > GROWTH * before[0]:
+            return None
+        return large if state.round < self.rounds else max(large, before[0])
 
     def _with_offspring(self, state: State, split: splitting.Split) -> State:
         """The state after a split: new numbers for both off-spring, the optimiser's memory inherited.
@@ -354,17 +385,19 @@ class Solver:
     # --- schedules -------------------------------------------------------------------------------
 
     def _phase_length(self, state: State) -> int:
-        """What is left of the steps before the last round is shared out evenly; what comes after it is one phase."""
+        """What is left of the steps before the last round is shared out evenly; then come one phase and the closing."""
         rounds_left = self.rounds - state.round
-        if not rounds_left:
-            return self.settings.steps - state.phase_start
+        if rounds_left <= 0:
+            closing = self._closing if rounds_left == 0 else 0.0
+            return round((1 - closing) * self.settings.steps) - state.phase_start
         assert self.settings.splitting is not None
         end = round(self.settings.splitting.last_round * self.settings.steps)
         return max(0, math.ceil((end - state.phase_start) / rounds_left))
 
     def _elapsed(self, state: State, step: int) -> float:
-        """t from 0 to 1: how much of its phase has passed at a step."""
-        return (step - state.phase_start) / self._phase_length(state)
+        """t from 0 to 1: how much of its phase has passed at a step; the closing one is the second half of a phase."""
+        t = (step - state.phase_start) / self._phase_length(state)
+        return t if state.round <= self.rounds else 0.5 + 0.5 * t
 
     def _rate(self, state: State, step: int) -> float:
         """½(1 + cos πt): the learning rate falls over each phase and restarts after every split; or 1 throughout."""
