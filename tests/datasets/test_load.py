@@ -105,5 +105,5 @@ def test_wrong_options(options):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(DataError, match="cifar10, digits, faces, mnist"):
+    with pytest.raises(DataError, match="cifar10, cifar10-test, digits, faces, mnist"):
         datasets.load("imagenet")

@@ -152,6 +152,20 @@ def test_cifar10_batches(tmp_path):
         assert label == (1 if stored[image.numpy().tobytes()] in cifar10.VEHICLES else -1)
 
 
+def test_cifar10_test_batch_shares_no_image_with_the_training_batches(tmp_path):
+    contents = {"data_batch_1.bin": batch(40, 1), "test_batch.bin": batch(40, 2)}
+    for name, records in contents.items():
+        (tmp_path / name).write_bytes(records.tobytes())
+    stored = {(r[1:] / np.float32(255)).tobytes() for r in contents["test_batch.bin"]}
+    for name, ours in {"cifar10": False, "cifar10-test": True}.items():
+        data = datasets.load(name, per_class=6, data_root=tmp_path)
+        assert {image.numpy().tobytes() in stored for image in data.train.images} == {ours}
+    archive = tmp_path / "archive"
+    archive.mkdir()
+    write_archive(archive / "cifar-10-binary.tar.gz", {"test_batch.bin": contents["test_batch.bin"].tobytes()})
+    assert len(datasets.load("cifar10-test", per_class=6, data_root=archive).train) == 12
+
+
 def test_cifar10_archive(tmp_path):
     path = tmp_path / "cifar-10-binary.tar.gz"
     write_archive(path, {name: batch(10, i).tobytes() for i, name in enumerate(cifar10.BATCHES)})

@@ -100,7 +100,7 @@ def names() -> tuple[str, ...]:
     """The data sets that `load` knows by name.
 
     >>> names()
-    ('cifar10', 'digits', 'faces', 'mnist')
+    ('cifar10', 'cifar10-test', 'digits', 'faces', 'mnist')
     """
     return tuple(sorted(SOURCES))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ MD5 = {"cifar-10-binary.tar.gz": "c32a1d4ab5d03f1284b67883e8d87530"}
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 VEHICLES = frozenset({0, 1, 8, 9})
 BATCHES = tuple(f"data_batch_{i}.bin" for i in range(1, 6))
+TEST = ("test_batch.bin",)
 FOLDERS = (".", "cifar-10-batches-bin", "cifar10", "cifar10/cifar-10-batches-bin")
 SHAPE = (3, 32, 32)
 RECORD = 1 + 3 * 32 * 32  # one byte of label, then the image
@@ -24,7 +26,17 @@ LIMIT = 10_000 * RECORD  # the official batches have 10,000 images each
 @register("cifar10")
 def read(root: Path | None) -> Source:
     """The training batches, or the test batch where a folder has only that; vehicles are +1, animals −1."""
-    parts = _parts(root) if root else _archive(files.download(MD5, mirrors=MIRRORS)[0])
+    return _source(root, BATCHES)
+
+
+@register("cifar10-test")
+def read_test(root: Path | None) -> Source:
+    """The test batch alone."""
+    return _source(root, TEST)
+
+
+def _source(root: Path | None, names: tuple[str, ...]) -> Source:
+    parts = _parts(root, names) if root else _archive(files.download(MD5, mirrors=MIRRORS)[0], names)
     records = np.concatenate([_records(name, content) for name, content in parts])
     images = records[:, 1:].reshape(-1, *SHAPE)
     labels = records[:, 0].astype(np.int64)
@@ -41,20 +53,20 @@ def _records(name: str, content: bytes) -> np.ndarray:
     return records
 
 
-def _parts(root: Path) -> list[tuple[str, bytes]]:
+def _parts(root: Path, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     folders = [root / name for name in FOLDERS]
-    found = [path for name in BATCHES if (path := files.find(folders, name))]
+    found = [path for name in names if (path := files.find(folders, name))]
     if not found and (archive := files.find(folders, *MD5)):
-        return _archive(archive)
-    if not found and (test := files.find(folders, "test_batch.bin")):
-        found = [test]
+        return _archive(archive, names)
+    if not found and names != TEST:
+        return _parts(root, TEST)
     if not found:
         raise DataError(f"{root} has no CIFAR-10 files; put {next(iter(MD5))} or the folder"
                         " cifar-10-batches-bin there, or leave the folder out to download it")  # fmt: skip
     return [(str(path), files.read_bytes(path, limit=LIMIT)) for path in found]
 
 
-def _archive(path: Path) -> list[tuple[str, bytes]]:
-    """The training batches inside the official archive, without unpacking it."""
-    contents = files.read_members(path, [f"cifar-10-batches-bin/{name}" for name in BATCHES], limit=LIMIT)
+def _archive(path: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+    """Batches inside the official archive, without unpacking it."""
+    contents = files.read_members(path, [f"cifar-10-batches-bin/{name}" for name in names], limit=LIMIT)
     return [(f"{path}:{name}", content) for name, content in contents.items()]
