@@ -46,6 +46,7 @@ class Training:
     hidden: tuple[int, ...] = (1000, 1000)
     scale: float | tuple[float, ...] = 1.0
     steps: int = 20_000
+    momentum: float = 0.95
 
     def load(self, seed: int, *, apart_from: Sequence[int] = (), data_root: Path | None = None) -> DataSet:
         per_class = self.images // (2 if self.task == "binary" else 10)

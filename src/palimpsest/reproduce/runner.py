@@ -158,7 +158,12 @@ class Runner:
         data, training = self.data(seed), self.experiment.training
         began = time.perf_counter()
         fit = pal.train(
-            model, data.centred(data.train.images), data.train.labels, loss=training.loss, steps=training.steps
+            model,
+            data.centred(data.train.images),
+            data.train.labels,
+            loss=training.loss,
+            steps=training.steps,
+            momentum=training.momentum,
         )
         facts = {"summary": fit.summary, "seconds": round(time.perf_counter() - began, 1)}
         facts |= {"kkt residual": fit.kkt_residual, "normalised margin": fit.normalised_margin}
