@@ -31,7 +31,7 @@ steps = 24
 candidates = [4]
 steps = 24
 variants = ["none", "splitting", "merging", "restarts", "random", "duplicate", "final-k", "equal-compute"]
-merging = { alike = 0.95, dead = 0.01 }
+merging = { alike = 0.95, dead = 0.01, closing = 0.2 }
 """
 
 
@@ -78,7 +78,7 @@ def test_every_experiment_is_well_described(name, small):
     assert "TotalVariation" not in published.priors
     rows = {(name, v, k) for name, c in known.columns.items() for v in c.variants for k in c.candidates}
     assert all((goal.column, goal.variant, goal.candidates) in rows for goal in known.goals)
-    assert all(goal.measure in {*summary.MEASURES, "distinct candidates"} for goal in known.goals)
+    assert all(goal.measure in summary.MEASURES for goal in known.goals)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,10 @@ def test_the_controls_take_as_much_as_splitting_does(tiny):
     assert results["equal-compute"]["candidate-steps"] == pytest.approx(split["candidate-steps"], rel=0.1)
     assert results["random"]["final candidates"] > 4
     assert results["restarts"]["final candidates"] == results["none"]["final candidates"] == 4
-    assert results["merging"]["distinct candidates"] <= results["merging"]["final candidates"]
+    *rounds, closing = results["merging"]["splits"]
+    assert results["merging"]["final candidates"] == closing["among"] - closing["merged"] or closing["merged"] == 0
+    assert len(rounds) == len(split["splits"])
+    assert all(entry["large"] <= entry["among"] for entry in results["merging"]["splits"])
 
 
 def test_curves_follow_the_scores_of_a_run(tiny):

@@ -19,6 +19,8 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
 
+EQUAL = 1e-9  # ratios of sizes that differ from 1 by less are rounding
+
 
 @dataclass(frozen=True, kw_only=True)
 class Merging:
@@ -31,8 +33,9 @@ class Merging:
         dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one's.
         closing: the share of a run's steps for one more phase at its end, 0 for none. Before the last round of
             splitting the :func:`large` candidates are counted, and no others kept; before the closing phase as many
-            are. All stay if there are more large ones by half than a round earlier: as long as their number grows with
-            that of all, there are too few.
+            are, or as are large by then, if these are more. All stay if the large ones have grown in number as all have
+            since the round before: there are too few then, and more rounds of splitting needed. Only doubling
+            (``share=1``) tells the two apart well. The closing phase anneals like the second half of any other.
     """
 
     alike: float = 0.95
@@ -44,6 +47,10 @@ class Merging:
             raise InvalidInputError(
                 "merging needs 0 < alike ≤ 1, 0 ≤ dead < 1 and 0 ≤ closing < 1, "
                 f"not {self.alike}, {self.dead} and {self.closing}"
+            )
+        if self.closing and not self.dead:
+            raise InvalidInputError(
+                "a closing phase tells large candidates from small ones, not from none; give dead > 0"
             )
 
 
@@ -92,14 +99,17 @@ def large(sizes: Tensor) -> Tensor:
     [True, False, True, True, False, False]
     """
     k, ordered = len(sizes), sizes.double().clamp_min(torch.finfo(torch.float64).tiny).log().sort()
+    everything = torch.ones_like(sizes, dtype=torch.bool)
+    if ordered.values[-1] - ordered.values[0] < EQUAL:
+        return everything
     k_1, sums = torch.arange(1, k).to(ordered.values), ordered.values.cumsum(0)
     μ_1, μ_2 = sums[:-1] / k_1, (sums[-1] - sums[:-1]) / (k - k_1)
-    cut = 1 + int((k_1 * (k - k_1) * (μ_1 - μ_2).square()).argmax()) if k > 1 else 0
-    return torch.ones_like(sizes, dtype=torch.bool).index_fill(0, ordered.indices[:cut], False)
+    cut = 1 + int((k_1 * (k - k_1) * (μ_1 - μ_2).square()).argmax())
+    return everything.index_fill(0, ordered.indices[:cut], False)
 
 
-def largest(sizes: Tensor, count: int | None) -> Tensor:
-    """Indices of so many of the largest sizes, in their order; of all for None."""
+def largest(sizes: Tensor, count: int) -> Tensor:
+    """Indices of so many of the largest sizes, in their order."""
     return sizes.argsort(descending=True, stable=True)[:count].sort().values
 
 

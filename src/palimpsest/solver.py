@@ -27,7 +27,6 @@ from palimpsest.state import Outcome, State
 
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
-GROWTH = 1.5  # of the number of large candidates, when all have doubled: by more than this, there are too few
 PATIENCE = 10  # records over which a plateau is judged
 STRETCH = 100  # most steps between two states: what an interruption may cost
 
@@ -84,8 +83,13 @@ class Settings:
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
         if self.merging is not None and self.splitting is None:
             raise InvalidInputError("merging takes place before each round of splitting; give a splitting too")
-        if self.merging and self.splitting and self.splitting.last_round + self.merging.closing >= 1:
-            raise InvalidInputError("splitting lasts into the closing phase; lower its until, or merging's closing")
+        if self.merging and self.merging.closing and self.splitting:
+            last_round, closing = (round(t * self.steps) for t in (self.splitting.last_round, 1 - self.merging.closing))
+            if not last_round < closing < self.steps:
+                raise InvalidInputError(
+                    f"splitting ends at step {last_round} and the closing phase begins at {closing} of {self.steps}; "
+                    "give more steps, or change splitting's until or merging's closing"
+                )
 
 
 class Solver:
@@ -314,16 +318,15 @@ class Solver:
             history=(*state.history, event),
             # A phase that ended of itself, in a point that no split improves, is the end of the run.
             outcome=Outcome.STABLE
-            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature"
+            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature" and not self._closing
             else None,
         )
 
     def _close(self, state: State) -> State:
         """Begin the phase that closes the run."""
-        before = float(self.final().loss(state.x, state.multipliers, state.labels) / self._T2)
         fewer, account = self._merge(state)
-        nothing_split = {"split": 0, "eta": 0.0, "eigenvalues": []}
-        event = {"step": state.step, "before": before, "after": before + account["merging"]} | nothing_split | account
+        L = float(self.final().loss(fewer.x, fewer.multipliers, fewer.labels) / self._T2)
+        event = {"step": state.step, "split": 0, "eta": 0.0, "before": L, "after": L, "eigenvalues": []} | account
         return replace(fewer, round=state.round + 1, phase_start=state.step, history=(*state.history, event))
 
     def _merge(self, state: State) -> tuple[State, dict[str, Any]]:
@@ -331,11 +334,13 @@ class Solver:
         policy, point = self.settings.merging, (state.x, state.multipliers, state.labels)
         if policy is None:
             return state, {}
-        objective = self.final()  # candidates are what the phase that ended has made of them
+        objective, count = self.final(), {}
         merged = merging.merge(objective, *point, policy)
-        large = int(merging.large(merged.sizes).sum())
-        if policy.closing and state.round >= self.rounds - 1:
-            merged = merged[merging.largest(merged.sizes, self._images_by_size(state, large))]
+        if policy.closing:
+            count = {"large": int(merging.large(merged.sizes).sum()), "among": len(merged.x)}
+            if state.round >= self.rounds - 1 and (images := self._images_by_size(state, **count)):
+                count["images"] = images
+                merged = merged[merging.largest(merged.sizes, images)]
         change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)
         kept = {of: {name: t[merged.kept] for name, t in m.items()} for of, m in state.moments.items()}
         fewer = replace(
@@ -347,17 +352,21 @@ class Solver:
             moments=kept,
         )
         went = len(state.x) - len(merged.x)
-        return fewer, {"merged": went, "merging": float(change / self._T2), "large": large}
+        return fewer, {"merged": went, "merging": float(change / self._T2)} | count
 
-    def _images_by_size(self, state: State, large: int) -> int | None:
-        """How many images there seem to be, None as long as the number of large candidates grows with that of all.
+    def _images_by_size(self, state: State, large: int, among: int) -> int | None:
+        """How many images there seem to be; None as long as the large candidates grow in number with all.
 
-        After the last round candidates are at most twice as many as images, and a cut may fall among these.
+        Where there are two classes, the larger stays as large as it is when the other grows; where there is one, a cut
+        through it counts in proportion to all. The bound is half-way, √(growth of all). What was found before the last
+        round holds after it too, when there may be so few small ones that the cut falls among the images.
         """
-        before = [entry["large"] for entry in state.history if "large" in entry][-1:]
-        if not before or large > GROWTH * before[0]:
+        before = next((entry for entry in reversed(state.history) if "large" in entry), None)
+        if before is None:
             return None
-        return large if state.round < self.rounds else max(large, before[0])
+        if "images" in before:
+            return max(large, before["images"])
+        return large if large <= before["large"] * math.sqrt(among / before["among"]) else None
 
     def _with_offspring(self, state: State, split: splitting.Split) -> State:
         """The state after a split: new numbers for both off-spring, the optimiser's memory inherited.

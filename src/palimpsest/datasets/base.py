@@ -124,8 +124,8 @@ def load(
         held_out_per_class: how many held-out images of each class; as many as training images unless given.
         seed: the same seed gives the same images.
         task: ``"binary"`` for labels ±1, ``"classes"`` for 0…C−1; binary where it has a meaning unless given.
-        data_root: folder with the official files of ``mnist`` and ``cifar10``, or else the environment
-            variable PALIMPSEST_DATA; without either they are downloaded once and kept.
+        data_root: folder with the official files of ``mnist``, ``cifar10`` and ``cifar10-test``, or else the
+            environment variable PALIMPSEST_DATA; without either they are downloaded once and kept.
         apart_from: seeds whose images, trained on or held out, are left out: what was tuned on the images of
             one seed can then be reported on those of others.
 

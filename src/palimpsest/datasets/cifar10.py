@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,12 +60,12 @@ def _parts(root: Path, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     if not found and names != TEST:
         return _parts(root, TEST)
     if not found:
-        raise DataError(f"{root} has no CIFAR-10 files; put {next(iter(MD5))} or the folder"
+        raise DataError(f"{root} has no CIFAR-10 files such as {names[0]}; put {next(iter(MD5))} or the folder"
                         " cifar-10-batches-bin there, or leave the folder out to download it")  # fmt: skip
     return [(str(path), files.read_bytes(path, limit=LIMIT)) for path in found]
 
 
-def _archive(path: Path, names: Sequence[str]) -> list[tuple[str, bytes]]:
+def _archive(path: Path, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     """Batches inside the official archive, without unpacking it."""
     contents = files.read_members(path, [f"cifar-10-batches-bin/{name}" for name in names], limit=LIMIT)
     return [(f"{path}:{name}", content) for name, content in contents.items()]

@@ -60,7 +60,7 @@ class Variant:
     @cached_property
     def splits(self) -> list[dict[str, Any]]:
         """The rounds of splitting, also those in which nothing split."""
-        return [entry for entry in self.history if "eigenvalues" in entry]
+        return [entry for entry in self.history if entry.get("eigenvalues")]
 
     def ancestor(self, number: int, among: Tensor) -> int | None:
         """Where in ``among`` a candidate, or else its youngest ancestor found there, stands; None if neither does.

@@ -25,7 +25,7 @@ TUNING_SEEDS = (11, 12, 13, 14)
 VARIANTS = {
     "none": "no splitting",
     "splitting": "splitting along curvature",
-    "merging": "splitting, and merging of copies before each round",
+    "merging": "splitting, and merging of copies before each round; in the end, only candidates that explain much",
     "restarts": "no splitting, the learning rate restarted at the same times",
     "random": "splitting in random directions",
     "duplicate": "splitting without moving: duplication",

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 import palimpsest as pal
 from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
-from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction
 from palimpsest.reproduce.experiment import TUNING_SEEDS, VARIANTS, Column, Experiment
@@ -199,8 +198,6 @@ class Runner:
         score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
         result: dict[str, Any] = {"asked": self._asked(part), "device": _device_name(self.device), "training": facts}
         result |= effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
-        if column.merging is not None:
-            result["distinct candidates"] = _distinct(objective, rec, column)
         result["curve"] = [_rounded(point) for point in curve.points]
         if part.seed == self.seeds[0] and part.variant in PICTURED:
             shown = rec.images[score.match] + data.mean.to(rec.images)
@@ -228,7 +225,7 @@ class Runner:
 def _account(rec: Reconstruction, steps: int) -> dict[str, Any]:
     """What a run came to; its candidate-steps are what it would have cost one candidate at a time."""
     records = [entry["candidates"] for entry in rec.history if "loss" in entry]
-    kept = ("step", "split", "eta", "before", "after", "merged", "merging")
+    kept = ("step", "split", "eta", "before", "after", "merged", "merging", "large", "among", "images")
     return {
         "loss": float(f"{rec.loss:.{DIGITS}g}"),
         "final candidates": len(rec.images),
@@ -242,13 +239,6 @@ def _scores(score: Score) -> dict[str, Any]:
     tensors = {"ssim": score.ssim, "l2": score.l2, "held-out ssim": score.held_out.ssim}
     lists = {name: [round(value, DIGITS) for value in t.tolist()] for name, t in tensors.items()}
     return lists | {"recovered": score.verdict.recovered, "verdict": score.verdict.outcome.value}
-
-
-def _distinct(objective: Objective, rec: Reconstruction, column: Column) -> int:
-    """How many candidates are left once copies are merged and the dead are dropped: the estimate of n."""
-    objective.sharpness = column.sharpness[1]
-    policy = pal.Merging(**column.merging or {})
-    return len(pal.merging.merge(objective, rec.images, rec.multipliers, rec.labels, policy).x)
 
 
 def _rounded(point: dict[str, float]) -> dict[str, float]:

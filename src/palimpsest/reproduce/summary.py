@@ -100,8 +100,7 @@ def _rows(runner: Runner, results: Results) -> list[dict[str, Any]]:
                 if found := {part.seed: results[part] for part in parts if part in results}:
                     row = {"column": name, "variant": variant, "candidates": k, "seeds": sorted(found)}
                     row |= {m: float(f"{fmean(map(f, found.values())):.5g}") for m, f in MEASURES.items()}
-                    distinct = [r["distinct candidates"] for r in found.values() if "distinct candidates" in r]
-                    rows.append(row | ({"distinct candidates": fmean(distinct)} if distinct else {}))
+                    rows.append(row)
     return rows
 
 
