@@ -10,7 +10,10 @@ linearised network leaves unexplained, and each of them explains far less than a
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from scipy.sparse.csgraph import connected_components
@@ -106,6 +109,26 @@ def large(sizes: Tensor) -> Tensor:
     μ_1, μ_2 = sums[:-1] / k_1, (sums[-1] - sums[:-1]) / (k - k_1)
     cut = 1 + int((k_1 * (k - k_1) * (μ_1 - μ_2).square()).argmax())
     return everything.index_fill(0, ordered.indices[:cut], False)
+
+
+def images_by_size(count: Mapping[str, int], before: Mapping[str, Any] | None) -> int | None:
+    """How many images there seem to be; None as long as the large candidates grow in number with all.
+
+    Where there are two classes, the larger stays as large as it is when the other grows; where there is one, a cut
+    through it counts in proportion to all. The bound is half-way, √(growth of all). What was found the round before
+    holds, for then only images were split, and there may be so few small ones that the cut falls among the images.
+
+    >>> images_by_size({"large": 41, "among": 160}, before={"large": 38, "among": 80})
+    41
+    >>> images_by_size({"large": 80, "among": 160}, before={"large": 38, "among": 80}) is None
+    True
+    """
+    if before is None:
+        return None
+    if "images" in before:
+        return max(count["large"], before["images"])
+    growth = math.sqrt(count["among"] / before["among"])
+    return count["large"] if count["large"] <= growth * before["large"] else None
 
 
 def largest(sizes: Tensor, count: int) -> Tensor:

@@ -338,7 +338,8 @@ class Solver:
         merged = merging.merge(objective, *point, policy)
         if policy.closing:
             count = {"large": int(merging.large(merged.sizes).sum()), "among": len(merged.x)}
-            if state.round >= self.rounds - 1 and (images := self._images_by_size(state, **count)):
+            before = next((entry for entry in reversed(state.history) if "large" in entry), None)
+            if state.round >= self.rounds - 1 and (images := merging.images_by_size(count, before)):
                 count["images"] = images
                 merged = merged[merging.largest(merged.sizes, images)]
         change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)
@@ -353,20 +354,6 @@ class Solver:
         )
         went = len(state.x) - len(merged.x)
         return fewer, {"merged": went, "merging": float(change / self._T2)} | count
-
-    def _images_by_size(self, state: State, large: int, among: int) -> int | None:
-        """How many images there seem to be; None as long as the large candidates grow in number with all.
-
-        Where there are two classes, the larger stays as large as it is when the other grows; where there is one, a cut
-        through it counts in proportion to all. The bound is half-way, √(growth of all). What was found before the last
-        round holds after it too, when there may be so few small ones that the cut falls among the images.
-        """
-        before = next((entry for entry in reversed(state.history) if "large" in entry), None)
-        if before is None:
-            return None
-        if "images" in before:
-            return max(large, before["images"])
-        return large if large <= before["large"] * math.sqrt(among / before["among"]) else None
 
     def _with_offspring(self, state: State, split: splitting.Split) -> State:
         """The state after a split: new numbers for both off-spring, the optimiser's memory inherited.
