@@ -32,7 +32,7 @@ def state(tmp_path_factory):
     return storage.load_tensors(path)
 
 
-CLOSING = {"step": 0, "split": 0, "eta": 0.0, "before": 0.1, "after": 0.1, "eigenvalues": []}
+COUNTED = {"step": 0, "split": 0, "eta": 0.0, "before": 0.1, "after": 0.1, "eigenvalues": []}
 
 
 def tensors(**changes):
@@ -65,8 +65,8 @@ WRONG = {
     "an outcome that does not exist": description(outcome=lambda d: "won"),
     "a history that is none": description(history=lambda d: {}),
     "a record without figures": description(history=lambda d: [{"step": 0, "loss": 1.0}]),
-    "counts that are none": description(history=lambda d: [CLOSING | {"large": "many"}]),
-    "counts of nothing": description(history=lambda d: [CLOSING | {"among": 0}]),
+    "counts that are none": description(history=lambda d: [COUNTED | {"images": "many"}]),
+    "counts of nothing": description(history=lambda d: [COUNTED | {"among": 0}]),
     "eigenvalues that are none": description(history=lambda d: [{"step": 0, "split": 1, "eigenvalues": ["x"]}]),
     "a history nested without end": description(history=lambda d: json.loads("[" * 60 + "]" * 60)),
 }

@@ -1,5 +1,7 @@
 """Merging: what it leaves unchanged, what it refuses to merge, and that it works within a run."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 import palimpsest as pal
 from cases import Case
 from palimpsest.errors import InvalidInputError
-from palimpsest.merging import Merging, contributions, large, largest, merge
+from palimpsest.merging import Merging, contributions, images, largest, merge
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import State
@@ -88,38 +90,61 @@ def test_a_run_merges_before_it_splits_and_keeps_account():
     assert all(isinstance(entry["merging"], float) for entry in rounds)
 
 
-sizes_of_a_class = st.lists(st.floats(0.7, 1.4), min_size=1, max_size=30)
+sizes_of_a_kind = st.lists(st.floats(0.7, 1.4), min_size=8, max_size=30)
 
 
-@given(sizes_of_a_class, sizes_of_a_class, st.floats(1e-6, 1e6), st.randoms())
-def test_two_classes_of_sizes_are_told_apart_whatever_their_unit_and_order(images, rest, unit, random):
-    sizes = [(size, True) for size in images] + [(size / 30, False) for size in rest]
+@given(sizes_of_a_kind, sizes_of_a_kind, st.floats(1e-6, 1e6), st.randoms())
+def test_images_are_counted_whatever_the_unit_and_the_order(shown, rest, unit, random):
+    sizes = [*shown, *(size / 30 for size in rest)]
     random.shuffle(sizes)
-    found = large(unit * torch.tensor([size for size, _ in sizes], dtype=torch.float64))
-    assert found.tolist() == [is_image for _, is_image in sizes]
+    assert images(unit * torch.tensor(sizes, dtype=torch.float64)) == len(shown)
+
+
+@given(st.integers(1, 100), st.floats(0.05, 3.0), st.integers(0, 1000))
+def test_a_few_outliers_are_no_kind_of_their_own(k, σ, seed):
+    logs = σ * torch.randn(k, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    found = images(logs.exp())
+    assert found is None or min(found, k - found) >= max(5, 0.1 * k)
+
+
+def test_normal_sizes_are_of_one_kind():
+    generator = torch.Generator().manual_seed(0)
+    samples = [torch.randn(40, generator=generator, dtype=torch.float64).exp() for _ in range(200)]
+    assert sum(images(sizes) is not None for sizes in samples) <= 4
 
 
 @pytest.mark.parametrize("size", [0.0, 0.3, 7.0])
-@pytest.mark.parametrize("count", [1, 2, 7, 200])
-def test_equal_sizes_are_of_one_class(count, size):
-    assert large(torch.full((count,), size)).all()
+@pytest.mark.parametrize("k", [1, 2, 7, 200])
+def test_equal_sizes_are_of_one_kind(k, size):
+    assert images(torch.full((k,), size)) is None
 
 
-def test_the_larger_class_is_what_brute_force_finds():
-    logs = torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    logs[:13] += 9
-    within = [logs.sort().values[:i].var(correction=0) * i + logs.sort().values[i:].var(correction=0) * (40 - i)
-              for i in range(1, 40)]  # fmt: skip
-    best = 1 + int(torch.stack(within).argmin())
-    assert torch.equal(large(logs.exp()), logs >= logs.sort().values[best])
+def test_kinds_that_hardly_differ_in_size_both_show_images():
+    logs = torch.linspace(-0.05, 0.05, 20, dtype=torch.float64)
+    assert images(torch.cat([logs, logs - 0.8]).exp()) is None
+    assert images(torch.cat([logs, logs - 1.0]).exp()) == 20
 
 
-def closed(monkeypatch, counts, **settings):
-    """A run that splits twice and closes, with so many large candidates at each round."""
+def test_the_cut_is_where_brute_force_finds_the_likelihood_largest():
+    generator = torch.Generator().manual_seed(0)
+    logs = torch.randn(40, generator=generator, dtype=torch.float64)
+    logs[:13] = 2.5 + 0.3 * logs[:13]
+
+    def likelihood(count):
+        kinds = logs.sort(descending=True).values.split([count, 40 - count])
+        normals = [torch.distributions.Normal(kind.mean(), kind.std(correction=0)) for kind in kinds]
+        pairs = zip(normals, kinds, strict=True)
+        return sum((normal.log_prob(kind) + math.log(len(kind) / 40)).sum() for normal, kind in pairs)
+
+    assert images(logs.exp()) == max(range(5, 36), key=likelihood)
+
+
+def counted(monkeypatch, found, **settings):
+    """A run of up to two rounds in which so many images are found at each, and so many at the end."""
     torch.manual_seed(0)
     initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
-    told = iter(counts)
-    monkeypatch.setattr(pal.merging, "large", lambda sizes: torch.arange(len(sizes)) < next(told))
+    told = iter(found)
+    monkeypatch.setattr(pal.merging, "images", lambda sizes: next(told))
     rec = pal.reconstruct(
         pal.NTK(final, initial.state_dict()),
         image_shape=(1, 3, 3),
@@ -127,56 +152,61 @@ def closed(monkeypatch, counts, **settings):
         steps=30,
         record_every=1,
         splitting=pal.Splitting(rounds=2, share=1.0, relative=0.0, until=0.4),
-        merging=Merging(alike=1.0, dead=1e-9, closing=0.3),
+        merging=Merging(alike=1.0, dead=1e-9, counting=True),
         progress=False,
         **settings,
     )
     return rec, [entry for entry in rec.history if "split" in entry]
 
 
-def test_a_run_closes_with_as_many_candidates_as_were_large_when_there_were_many(monkeypatch):
-    rec, rounds = closed(monkeypatch, [3, 4, 2])
-    assert [entry["step"] for entry in rounds] == [6, 12, 21]
-    assert [entry["large"] for entry in rounds] == [3, 4, 2]
-    assert rounds[1]["merged"] == 6 + rounds[0]["split"] - 4
-    assert rounds[2]["merged"] == rounds[1]["split"]
+def test_once_images_are_counted_nothing_splits_and_at_the_end_they_alone_are_left(monkeypatch):
+    rec, rounds = counted(monkeypatch, [None, 5, 4])
+    assert [entry["step"] for entry in rounds] == [6, 12, 30]
+    assert rounds[0]["split"] > 0
+    assert [entry["split"] for entry in rounds[1:]] == [0, 0]
+    assert [entry.get("images") for entry in rounds] == [None, 5, 4]
+    assert rounds[2]["among"] == 6 + rounds[0]["split"]
+    assert rounds[2]["merged"] == rounds[2]["among"] - 4
     assert len(rec.images) == 4
-    assert [entry["among"] for entry in rounds] == [6, 6 + rounds[0]["split"], 4 + rounds[1]["split"]]
 
 
-def test_more_that_are_large_in_the_end_are_kept(monkeypatch):
-    rec, rounds = closed(monkeypatch, [3, 4, 5])
-    assert [entry.get("images") for entry in rounds] == [None, 4, 5]
-    assert len(rec.images) == 5
+def test_the_last_phase_begins_when_images_are_counted(monkeypatch):
+    rec, rounds = counted(monkeypatch, [4, 4])
+    assert [entry["step"] for entry in rounds] == [6, 30]
+    records = {entry["step"]: entry for entry in rec.history if "loss" in entry}
+    assert records[6]["rate"] == records[0]["rate"]
+    assert records[18]["rate"] == pytest.approx(0.5 * records[0]["rate"])
+    assert {entry["candidates"] for entry in records.values()} == {6}
 
 
-def test_how_much_the_large_may_grow_depends_on_how_much_all_have(monkeypatch):
-    """From 6 to 12 candidates: five large ones may become 7 < 5√2, and not 8."""
-    assert closed(monkeypatch, [5, 7, 7])[1][1]["images"] == 7
-    assert "images" not in closed(monkeypatch, [5, 8, 12])[1][1]
+def test_the_largest_are_those_that_are_left(monkeypatch):
+    all_of_them, _ = counted(monkeypatch, [6, 6])
+    rec, _ = counted(monkeypatch, [6, 2])
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
+    objective = pal.NTK(final, initial.state_dict(), sharpness=200.0)
+    sizes = contributions(objective, all_of_them.images, all_of_them.multipliers, None)
+    assert rec.ids.tolist() == all_of_them.ids[largest(sizes, 2)].tolist()
 
 
-def test_a_run_that_ends_early_closes_too(monkeypatch):
-    rec, rounds = closed(monkeypatch, [3, 3, 3], gradient_tolerance=1e9)
+def test_what_was_counted_before_holds_unless_there_is_more_to_say(monkeypatch):
+    assert len(counted(monkeypatch, [None, 5, None])[0].images) == 5
+
+
+def test_where_nothing_can_be_counted_everything_stays(monkeypatch):
+    rec, rounds = counted(monkeypatch, [None, None, None])
+    assert [entry["merged"] for entry in rounds] == [0, 0, 0]
+    assert not any("images" in entry for entry in rounds)
+    assert len(rec.images) == 6 + sum(entry["split"] for entry in rounds)
+
+
+def test_a_run_that_ends_early_counts_too(monkeypatch):
+    rec, rounds = counted(monkeypatch, [None, None, 3], gradient_tolerance=1e9)
     assert len(rounds) == 3
     assert len(rec.images) == 3
 
 
-def test_the_closing_phase_is_the_second_half_of_a_phase(monkeypatch):
-    rec, _ = closed(monkeypatch, [3, 3, 3])
-    first, *_, last = [entry for entry in rec.history if "loss" in entry and entry["step"] >= 21]
-    assert first["candidates"] == last["candidates"] == 3
-    assert first["rate"] == pytest.approx(0.5 * rec.history[0]["rate"])
-    assert first["sharpness"] == pytest.approx((10 * 200) ** 0.5)
-
-
-def test_as_long_as_the_number_of_large_candidates_grows_none_goes(monkeypatch):
-    rec, rounds = closed(monkeypatch, [2, 4, 8])
-    assert [entry["merged"] for entry in rounds] == [0, 0, 0]
-    assert len(rec.images) == 6 + sum(entry["split"] for entry in rounds)
-
-
-def test_a_checkpoint_of_the_closing_phase_is_gone_on_with(tmp_path):
+def test_a_checkpoint_after_the_count_is_gone_on_with(tmp_path, monkeypatch):
     torch.manual_seed(0)
     initial, final = (pal.networks.MLP((1, 3, 3), (6,), 3).double() for _ in range(2))
     objective = pal.NTK(final, initial.state_dict(), at=(0.2, 0.8))
@@ -185,8 +215,9 @@ def test_a_checkpoint_of_the_closing_phase_is_gone_on_with(tmp_path):
         steps=30,
         record_every=1,
         splitting=pal.Splitting(rounds=2, share=1.0, relative=0.0, until=0.4),
-        merging=Merging(alike=1.0, dead=1e-9, closing=0.3),
+        merging=Merging(alike=1.0, dead=1e-9, counting=True),
     )
+    monkeypatch.setattr(pal.merging, "images", lambda sizes: 4)
     solver = Solver(objective, Everywhere((1, 3, 3)), settings)
     path, state = tmp_path / "state.safetensors", solver.init()
     while not solver.done(state):
@@ -194,11 +225,12 @@ def test_a_checkpoint_of_the_closing_phase_is_gone_on_with(tmp_path):
         if state.step == 25:
             state.save(path, solver.fingerprint())
     resumed = State.load(path, solver.fingerprint(), torch.device("cpu"))
-    assert resumed.round == 3
+    assert resumed.round == 2
     while not solver.done(resumed):
         resumed = solver.step(resumed)
     assert torch.equal(resumed.x, state.x)
     assert resumed.history == state.history
+    assert len(state.x) == 4
 
 
 @pytest.mark.parametrize("count", [0, 2, 3, 5])
@@ -208,18 +240,7 @@ def test_the_largest_are_taken_in_their_order(count):
     assert kept.tolist() == sorted([2, 4, 0, 3, 1][:count])
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"alike": 0.0},
-        {"alike": 1.5},
-        {"dead": 1.0},
-        {"dead": -0.1},
-        {"closing": 1.0},
-        {"closing": -0.1},
-        {"closing": 0.2, "dead": 0.0},
-    ],
-)
+@pytest.mark.parametrize("options", [{"alike": 0.0}, {"alike": 1.5}, {"dead": 1.0}, {"dead": -0.1}])
 def test_policies_that_make_no_sense_are_refused(options):
     with pytest.raises(InvalidInputError):
         Merging(**options)

@@ -10,6 +10,7 @@ PRIORS = [
     TotalVariation(),
     MinimumMultiplier(minimum=0.3),
     Box(low=-0.2) + TotalVariation(),
+    Box.around(torch.linspace(0, 1, 40, dtype=torch.float64).reshape(2, 4, 5), weight=3.0),
 ]
 
 
@@ -43,6 +44,23 @@ def test_values_are_their_formulas(point):
     assert TotalVariation(weight=0.1).value(x, λ) == pytest.approx(float(0.1 * (across + down) / x.numel()))
     assert MinimumMultiplier(minimum=0.1).value(x, torch.full_like(λ, 0.2)) == 0
     assert MinimumMultiplier(weight=3.0, minimum=0.1).value(x, torch.zeros_like(λ)) == pytest.approx(3.0)
+
+
+def test_a_box_around_the_mean_holds_what_is_left_of_images_without_it(point):
+    mean = torch.rand(2, 4, 5, dtype=torch.float64)
+    images = torch.rand(3, 2, 4, 5, dtype=torch.float64)
+    box = Box.around(mean, weight=2.0)
+    assert box.value(images - mean, point[1]) == 0
+    beyond = torch.tensor(2 * 0.5**2 / images.numel(), dtype=torch.float64)
+    for value in (-0.5, 1.5):
+        images[1, 1, 2, 3] = value
+        torch.testing.assert_close(box.value(images - mean, point[1]), beyond)
+
+
+def test_the_tensors_of_a_prior_take_on_a_precision(point):
+    both = Box.around(torch.rand(2, 4, 5)) + TotalVariation()
+    assert both.placed(point[0]).gradients(*point)[0].dtype is torch.float64
+    assert both.placed(point[0].float()).priors[0].low.dtype is torch.float32
 
 
 def test_a_penalty_does_not_depend_on_how_many_candidates_share_it(point):

@@ -313,7 +313,6 @@ NONSENSE = [
     {"record_every": 0},
     {"schedule": "linear"},
     {"splitting": None, "merging": pal.merging.Merging()},
-    {"splitting": pal.Splitting(until=0.6), "merging": pal.merging.Merging(closing=0.4)},
 ]
 
 

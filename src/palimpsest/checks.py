@@ -42,7 +42,7 @@ def check_history(history: Any) -> None:
             values = entry["eigenvalues"]
             require(is_count(entry.get("split")), "a split of nothing")
             require(isinstance(values, list) and all(map(is_number, values)), "eigenvalues that are no numbers")
-            counts = [entry[name] for name in ("large", "among", "images") if name in entry]
+            counts = [entry[name] for name in ("among", "images") if name in entry]
             require(all(is_count(count) and count > 0 for count in counts), "counts of candidates that are none")
         else:
             require(is_count(entry.get("candidates")), "a record of no candidates")

@@ -4,16 +4,15 @@ Copies of one x represent Σ_i λ_i f(x) = (Σ_i λ_i) f(x): one candidate with 
 and L stays exactly as it is. Nearly equal candidates become their mean, weighted by |λ|, which is right to first order.
 With splitting in between, the number of candidates can grow where images are missing and shrink where they are many.
 
-At the end the number of images is read off the sizes ‖λ_i f(x_i)‖: candidates beyond their number fill what the
-linearised network leaves unexplained, and each of them explains far less than an image does.
+The number of images is read off the sizes ‖λ_i f(x_i)‖: candidates beyond that number fill what the linearised network
+leaves unexplained, and each of them explains far less than an image does. They are left in peace until the end, for
+without them the images would have to take their part.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from scipy.sparse.csgraph import connected_components
@@ -23,6 +22,8 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
 
 EQUAL = 1e-9  # ratios of sizes that differ from 1 by less are rounding
+FEWEST, LEAST = 5, 0.1  # candidates that make a kind of their own, in number and as a share; fewer are outliers
+FAR = 2.5  # ratio of sizes, in the mean; the halves of one kind do not differ as much
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,27 +35,17 @@ class Merging:
             this, their labels are equal, and their multipliers agree in sign: two of opposite sign, side by side,
             represent a derivative of f and no copy.
         dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one's.
-        closing: the share of a run's steps for one more phase at its end, 0 for none. Before the last round of
-            splitting the :func:`large` candidates are counted, and no others kept; before the closing phase as many
-            are, or as are large by then, if these are more. All stay if the large ones have grown in number as all have
-            since the round before: there are too few then, and more rounds of splitting needed. Only doubling
-            (``share=1``) tells the two apart well. The closing phase anneals like the second half of any other.
+        counting: before each round of splitting, count the candidates that show :func:`images`. Once they can be told
+            from the rest there are enough candidates, and no more rounds; at the end the rest goes.
     """
 
     alike: float = 0.95
     dead: float = 0.01
-    closing: float = 0.0
+    counting: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 < self.alike <= 1 or not 0 <= self.dead < 1 or not 0 <= self.closing < 1:
-            raise InvalidInputError(
-                "merging needs 0 < alike ≤ 1, 0 ≤ dead < 1 and 0 ≤ closing < 1, "
-                f"not {self.alike}, {self.dead} and {self.closing}"
-            )
-        if self.closing and not self.dead:
-            raise InvalidInputError(
-                "a closing phase tells large candidates from small ones, not from none; give dead > 0"
-            )
+        if not 0 < self.alike <= 1 or not 0 <= self.dead < 1:
+            raise InvalidInputError(f"merging needs 0 < alike ≤ 1 and 0 ≤ dead < 1, not {self.alike} and {self.dead}")
 
 
 @dataclass(frozen=True)
@@ -92,43 +83,35 @@ def merge(
     return Merged(x, multipliers, labels, kept, sizes)[sizes >= policy.dead * sizes.max()]
 
 
-def large(sizes: Tensor) -> Tensor:
-    """(k,) which sizes belong to the larger of two classes: candidates that show images, if there are enough.
+def images(sizes: Tensor) -> int | None:
+    """How many candidates show images, by their sizes; None where there are no others.
 
-    Their logarithms are cut where that leaves least variance in both parts, and that is where k_1 k_2 (μ_1 − μ_2)² is
-    largest (Otsu 1979). Any sizes can be cut; what speaks for a cut is that it counts as many when candidates are more.
+    The logarithms of the sizes of both kinds are taken to be normal, each kind with a mean μ_c, a deviation σ_c and a
+    share p_c of its own. They are told apart best where J = Σ_c p_c log(σ_c / p_c) is least (Kittler and Illingworth
+    1986). Two are better than one if k J is below k log σ by more than what three more parameters cost, (3/2) log k
+    (Schwarz 1978); and only if it is also far smaller, e^(μ_1 − μ_2) > FAR, does the second kind show no images.
 
-    >>> large(torch.tensor([0.9, 0.02, 1.1, 1.0, 0.03, 0.02])).tolist()
-    [True, False, True, True, False, False]
-    """
-    k, ordered = len(sizes), sizes.double().clamp_min(torch.finfo(torch.float64).tiny).log().sort()
-    everything = torch.ones_like(sizes, dtype=torch.bool)
-    if ordered.values[-1] - ordered.values[0] < EQUAL:
-        return everything
-    k_1, sums = torch.arange(1, k).to(ordered.values), ordered.values.cumsum(0)
-    μ_1, μ_2 = sums[:-1] / k_1, (sums[-1] - sums[:-1]) / (k - k_1)
-    cut = 1 + int((k_1 * (k - k_1) * (μ_1 - μ_2).square()).argmax())
-    return everything.index_fill(0, ordered.indices[:cut], False)
-
-
-def images_by_size(count: Mapping[str, int], before: Mapping[str, Any] | None) -> int | None:
-    """How many images there seem to be; None as long as the large candidates grow in number with all.
-
-    Where there are two classes, the larger stays as large as it is when the other grows; where there is one, a cut
-    through it counts in proportion to all. The bound is half-way, √(growth of all). What was found the round before
-    holds, for then only images were split, and there may be so few small ones that the cut falls among the images.
-
-    >>> images_by_size({"large": 41, "among": 160}, before={"large": 38, "among": 80})
-    41
-    >>> images_by_size({"large": 80, "among": 160}, before={"large": 38, "among": 80}) is None
+    >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.02, 0.03, 0.02, 0.01, 0.04]))
+    5
+    >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.7, 0.6, 0.5, 1.3, 1.4])) is None
     True
     """
-    if before is None:
+    k, logs = len(sizes), sizes.double().clamp_min(torch.finfo(torch.float64).tiny).log().sort(descending=True).values
+    least, σ = max(FEWEST, math.ceil(LEAST * k)), logs.std(correction=0)
+    if k < 2 * least or σ < EQUAL:
         return None
-    if "images" in before:
-        return max(count["large"], before["images"])
-    growth = math.sqrt(count["among"] / before["among"])
-    return count["large"] if count["large"] <= growth * before["large"] else None
+    counts = range(least, k - least + 1)
+    J = torch.stack([_misfit(logs[:count], σ, k) + _misfit(logs[count:], σ, k) for count in counts])
+    count = counts[int(J.argmin())]
+    better = k * (σ.log() - J.min()) > 1.5 * math.log(k)
+    far = logs[:count].mean() - logs[count:].mean() > math.log(FAR)
+    return count if better and far else None
+
+
+def _misfit(logs: Tensor, σ: Tensor, k: int) -> Tensor:
+    """p_c log(σ_c / p_c) of one kind among k; a few that happen to be almost equal do not count as quite equal."""
+    p_c, σ_c = len(logs) / k, torch.maximum(logs.std(correction=0), LEAST * σ)
+    return p_c * (σ_c / p_c).log()
 
 
 def largest(sizes: Tensor, count: int) -> Tensor:

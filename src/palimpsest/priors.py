@@ -41,6 +41,10 @@ class Prior(ABC):
         dx, dλ = torch.autograd.grad(value, (x, λ), materialize_grads=True)
         return dx, dλ
 
+    def placed(self, like: Tensor) -> Prior:
+        """Itself, with any tensors it holds on the device and in the precision of another."""
+        return self
+
     def __add__(self, other: Prior) -> Sum:
         return Sum((self, other))
 
@@ -65,18 +69,31 @@ class Sum(Prior):
     def closed_form(self) -> bool:
         return all(prior.closed_form for prior in self.priors)
 
+    def placed(self, like: Tensor) -> Sum:
+        return Sum(tuple(prior.placed(like) for prior in self.priors))
+
 
 @dataclass(frozen=True, kw_only=True)
 class Box(Prior):
     """weight · mean over pixels of the squared distance from [low, high].
 
     Candidates are what the network sees, so for centred images the box is the centred one; the default holds any
-    centring of images in [0, 1].
+    centring of images in [0, 1]. Where the mean is known, ``Box.around(mean)`` says more: most of all where many pixels
+    are quite black or quite white.
     """
 
     weight: float = 1.0
     low: float | Tensor = -1.0
     high: float | Tensor = 1.0
+
+    @classmethod
+    def around(cls, mean: Tensor, *, weight: float = 1.0) -> Box:
+        """The box of images in [0, 1] from which ``mean`` was subtracted."""
+        return cls(weight=weight, low=-mean, high=1 - mean)
+
+    def placed(self, like: Tensor) -> Box:
+        low, high = (t.to(like) if isinstance(t, Tensor) else t for t in (self.low, self.high))
+        return Box(weight=self.weight, low=low, high=high)
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         outside = torch.relu(self.low - images) + torch.relu(images - self.high)

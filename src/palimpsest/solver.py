@@ -39,8 +39,7 @@ class Settings:
         candidates: how many candidates k to start with; about twice the number of training images is safe.
         steps: gradient steps in all phases together.
         splitting: when and how candidates split, or None for a single phase of descent.
-        merging: which candidates become one, or go, before each round of splitting and before a closing phase; None
-            to keep them all.
+        merging: which candidates become one, or go, before each round of splitting; None to keep them all.
         priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
         optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`.
         schedule: ``"cosine"``: the learning rate falls to zero within each phase and starts afresh after a split;
@@ -83,13 +82,6 @@ class Settings:
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
         if self.merging is not None and self.splitting is None:
             raise InvalidInputError("merging takes place before each round of splitting; give a splitting too")
-        if self.merging and self.merging.closing and self.splitting:
-            last_round, closing = (round(t * self.steps) for t in (self.splitting.last_round, 1 - self.merging.closing))
-            if not last_round < closing < self.steps:
-                raise InvalidInputError(
-                    f"splitting ends at step {last_round} and the closing phase begins at {closing} of {self.steps}; "
-                    "give more steps, or change splitting's until or merging's closing"
-                )
 
 
 class Solver:
@@ -111,21 +103,21 @@ class Solver:
     ) -> None:
         self.where, self.settings, self.execution = where, settings, execution or Execution()
         self._asked, self.objective = objective, objective.within(where)  # a copy: its sharpness is the solver's to set
-        self.prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self._own_sharpness = objective.sharpness
         self._T2 = self.objective.target_norm_squared
+        prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
+        self.prior = prior.placed(self._T2)
         self._prepared_for = 0  # candidates
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
-        self._closing = 0.0 if settings.merging is None else settings.merging.closing
+        self._counts = settings.merging is not None and settings.merging.counting
         itself = weakref.proxy(self)  # no cycle: captured graphs are freed with their solver
         programs = {
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        phases = self.rounds + 1 + bool(self._closing)
         self._steps = self.execution.executor(
-            programs, objective.device, often=["step"], steps=settings.steps, phases=phases
+            programs, objective.device, often=["step"], steps=settings.steps, phases=self.rounds + 1
         )
 
     # --- the explicit state machine --------------------------------------------------------------
@@ -283,13 +275,13 @@ class Solver:
         policy = self.settings.splitting
         if not bool(state.x.isfinite().all() & state.multipliers.isfinite().all()):
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
-        if state.round == self.rounds and self._closing:
-            return self._close(state)
-        if policy is None or state.round >= self.rounds:
+        if policy is None or (state.round >= self.rounds and not self._counts):
             return replace(state, outcome=ended)
+        state, account = self._merge(state)
+        if state.round >= self.rounds or "images" in account:
+            return self._counted(state, account, ended)
         generator = torch.Generator()
         generator.set_state(state.generator)
-        state, account = self._merge(state)
         objective = self._at(self._sharpness(0.0))  # as smooth as the phase to come: curvature is then felt from afar
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
@@ -318,16 +310,21 @@ class Solver:
             history=(*state.history, event),
             # A phase that ended of itself, in a point that no split improves, is the end of the run.
             outcome=Outcome.STABLE
-            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature" and not self._closing
+            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature" and not self._counts
             else None,
         )
 
-    def _close(self, state: State) -> State:
-        """Begin the phase that closes the run."""
-        fewer, account = self._merge(state)
-        L = float(self.final().loss(fewer.x, fewer.multipliers, fewer.labels) / self._T2)
+    def _counted(self, state: State, account: dict[str, Any], ended: Outcome) -> State:
+        """No splitting: what is left is the last phase or, after that, nothing."""
+        L = float(self.final().loss(state.x, state.multipliers, state.labels) / self._T2)
         event = {"step": state.step, "split": 0, "eta": 0.0, "before": L, "after": L, "eigenvalues": []} | account
-        return replace(fewer, round=state.round + 1, phase_start=state.step, history=(*state.history, event))
+        return replace(
+            state,
+            round=self.rounds,
+            phase_start=state.step,
+            history=(*state.history, event),
+            outcome=ended if state.round >= self.rounds else None,
+        )
 
     def _merge(self, state: State) -> tuple[State, dict[str, Any]]:
         """The state with fewer candidates, and an account: how many went, and the change of L / ‖T‖²."""
@@ -336,12 +333,12 @@ class Solver:
             return state, {}
         objective, count = self.final(), {}
         merged = merging.merge(objective, *point, policy)
-        if policy.closing:
-            count = {"large": int(merging.large(merged.sizes).sum()), "among": len(merged.x)}
-            before = next((entry for entry in reversed(state.history) if "large" in entry), None)
-            if state.round >= self.rounds - 1 and (images := merging.images_by_size(count, before)):
+        if self._counts:
+            count = {"among": len(merged.x)}
+            before = next((entry["images"] for entry in reversed(state.history) if "images" in entry), None)
+            if images := merging.images(merged.sizes) or before:
                 count["images"] = images
-                merged = merged[merging.largest(merged.sizes, images)]
+                merged = merged[merging.largest(merged.sizes, images)] if state.round >= self.rounds else merged
         change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)
         kept = {of: {name: t[merged.kept] for name, t in m.items()} for of, m in state.moments.items()}
         fewer = replace(
@@ -381,19 +378,17 @@ class Solver:
     # --- schedules -------------------------------------------------------------------------------
 
     def _phase_length(self, state: State) -> int:
-        """What is left of the steps before the last round is shared out evenly; then come one phase and the closing."""
+        """What is left of the steps before the last round is shared out evenly; one last phase takes the rest."""
         rounds_left = self.rounds - state.round
         if rounds_left <= 0:
-            closing = self._closing if rounds_left == 0 else 0.0
-            return round((1 - closing) * self.settings.steps) - state.phase_start
+            return self.settings.steps - state.phase_start
         assert self.settings.splitting is not None
         end = round(self.settings.splitting.last_round * self.settings.steps)
         return max(0, math.ceil((end - state.phase_start) / rounds_left))
 
     def _elapsed(self, state: State, step: int) -> float:
-        """t from 0 to 1: how much of its phase has passed at a step; the closing one is the second half of a phase."""
-        t = (step - state.phase_start) / self._phase_length(state)
-        return t if state.round <= self.rounds else 0.5 + 0.5 * t
+        """t from 0 to 1: how much of its phase has passed at a step."""
+        return (step - state.phase_start) / self._phase_length(state)
 
     def _rate(self, state: State, step: int) -> float:
         """½(1 + cos πt): the learning rate falls over each phase and restarts after every split; or 1 throughout."""

@@ -56,8 +56,7 @@ class Splitting:
     Args:
         rounds: how often a run stops to split; Phase I runs once before each and once after the last.
         until: the share of a run's steps by which the last round takes place, after phases of equal length; the phase
-            after it takes what is left, but for the closing one of :class:`~palimpsest.merging.Merging`. By default all
-            are equally long.
+            after it takes what is left. By default all are equally long.
         share: at most this share of the candidates splits in one round.
         eta_max: longest displacement η of an off-spring, in the units of the images.
         relative: a candidate splits if it promises to lower L by more than this share, ½η_max²|λ_min| > relative · L.

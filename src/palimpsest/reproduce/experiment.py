@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, get_type_hints
@@ -25,7 +26,7 @@ TUNING_SEEDS = (11, 12, 13, 14)
 VARIANTS = {
     "none": "no splitting",
     "splitting": "splitting along curvature",
-    "merging": "splitting, and merging of copies before each round; in the end, only candidates that explain much",
+    "merging": "splitting, and merging of copies, until images can be counted; in the end, only what shows some",
     "restarts": "no splitting, the learning rate restarted at the same times",
     "random": "splitting in random directions",
     "duplicate": "splitting without moving: duplication",
@@ -75,11 +76,12 @@ class Column:
     schedule: Literal["cosine", "constant"] = "cosine"
     sharpness: tuple[float, float]
     priors: dict[str, dict[str, float]]
+    """By name, with what they are given; `CentredBox` is the box around the mean that training subtracts."""
     prior_strength: tuple[float, float] = (1.0, 1.0)
     within: Literal["everything", "span"] = "everything"
     whitening: float = 0.0
     splitting: dict[str, Any]
-    merging: dict[str, float] | None = None
+    merging: dict[str, Any] | None = None
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
@@ -88,14 +90,15 @@ class Column:
         method = pal.KKT if loss == "logistic" else pal.MulticlassKKT
         return method(model, initial=initial, weights=weights)
 
-    def settings(self) -> dict[str, Any]:
-        """What all variants have in common, for `pal.reconstruct`."""
+    def settings(self, mean: Tensor) -> dict[str, Any]:
+        """What all variants have in common, for `pal.reconstruct`; ``mean`` is what training subtracts of images."""
+        known = vars(pal.priors) | {"CentredBox": partial(pal.priors.Box.around, mean)}
         return {
             "optimiser": Adam(learning_rate=self.learning_rate),
             "schedule": self.schedule,
             "sharpness": self.sharpness,
             "prior_strength": self.prior_strength,
-            "priors": tuple(getattr(pal.priors, name)(**options) for name, options in self.priors.items()),
+            "priors": tuple(known[name](**options) for name, options in self.priors.items()),
         }
 
     def subspace(self, model: nn.Module, initial: Mapping[str, Tensor]) -> Subspace | None:

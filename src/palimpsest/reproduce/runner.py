@@ -190,7 +190,7 @@ class Runner:
             callbacks=[curve],
             progress=False,
             **effort,
-            **column.settings(),
+            **column.settings(data.mean),
             **column.policy(part.variant),
         )
         _wait(self.device)
@@ -225,7 +225,7 @@ class Runner:
 def _account(rec: Reconstruction, steps: int) -> dict[str, Any]:
     """What a run came to; its candidate-steps are what it would have cost one candidate at a time."""
     records = [entry["candidates"] for entry in rec.history if "loss" in entry]
-    kept = ("step", "split", "eta", "before", "after", "merged", "merging", "large", "among", "images")
+    kept = ("step", "split", "eta", "before", "after", "merged", "merging", "among", "images")
     return {
         "loss": float(f"{rec.loss:.{DIGITS}g}"),
         "final candidates": len(rec.images),
