@@ -26,7 +26,7 @@ TUNING_SEEDS = (11, 12, 13, 14)
 VARIANTS = {
     "none": "no splitting",
     "splitting": "splitting along curvature",
-    "merging": "splitting, and merging of copies, until images can be counted; in the end, only what shows some",
+    "merging": "splitting and merging of copies until images can be counted; at the end, only what shows an image",
     "restarts": "no splitting, the learning rate restarted at the same times",
     "random": "splitting in random directions",
     "duplicate": "splitting without moving: duplication",
