@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+import palimpsest as pal
 from palimpsest.priors import Box, MinimumMultiplier, Sum, TotalVariation
 
 PRIORS = [
@@ -10,6 +11,7 @@ PRIORS = [
     TotalVariation(),
     MinimumMultiplier(minimum=0.3),
     Box(low=-0.2) + TotalVariation(),
+    Box(low=-torch.rand(2, 4, 5, dtype=torch.float64)),
     Box.around(torch.linspace(0, 1, 40, dtype=torch.float64).reshape(2, 4, 5), weight=3.0),
 ]
 
@@ -57,10 +59,13 @@ def test_a_box_around_the_mean_holds_what_is_left_of_images_without_it(point):
         torch.testing.assert_close(box.value(images - mean, point[1]), beyond)
 
 
-def test_the_tensors_of_a_prior_take_on_a_precision(point):
-    both = Box.around(torch.rand(2, 4, 5)) + TotalVariation()
-    assert both.placed(point[0]).gradients(*point)[0].dtype is torch.float64
-    assert both.placed(point[0].float()).priors[0].low.dtype is torch.float32
+def test_the_tensors_of_a_prior_take_on_the_precision_of_a_run():
+    network = pal.networks.MLP((1, 2, 2), (3,))
+    mean = torch.rand(1, 2, 2, dtype=torch.float64)
+    both = Box.around(mean, weight=10.0) + TotalVariation()
+    rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 2, 2), candidates=2, steps=2, priors=both, progress=False)
+    assert rec.images.dtype is torch.float32
+    assert both.placed(mean.float()).priors[0].low.dtype is torch.float32
 
 
 def test_a_penalty_does_not_depend_on_how_many_candidates_share_it(point):

@@ -1,6 +1,7 @@
 """The experiments: that their files make sense, and that one runs, resumes and is summed up."""
 
 import json
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -63,11 +64,12 @@ def test_every_experiment_is_well_described(name, small):
     path = set() if known.training.loss == "squared" else {"path"}  # which the NTK method reads anyhow
     assert set(known.columns) == {"published", "ours"} | path
     assert known.training.data in (("faces", "digits") if small else ("mnist", "cifar10", "cifar10-test"))
+    assert known.training.task == "binary" or known.training.data != "faces"  # of which there are two kinds
     assert known.metric == ("l2" if "mnist" in name else "ssim")
     assert known.paper
     for column in known.columns.values():
-        beyond_the_paper = {"ntk-cifar10-200", "ntk-cifar10-500", "ntk-cifar10-unseen", "unknown-n"}
-        controls = set() if column.from_initial or name in beyond_the_paper else {"final-k", "equal-compute"}
+        without_controls = {"ntk-cifar10-200", "ntk-cifar10-500", "ntk-cifar10-unseen", "unknown-n"}
+        controls = set() if column.from_initial or name in without_controls else {"final-k", "equal-compute"}
         assert {"none", "splitting"} | controls <= set(column.variants) <= set(experiment.VARIANTS)
         for variant in column.variants:
             settings = column.settings(torch.zeros(1)) | column.policy(variant)
@@ -183,6 +185,7 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
     results = tiny / "docs" / "results"
     content = json.loads((results / "tiny.json").read_text())
     assert len(content["parts"]) == 28
+    assert content["missing"] == {}
     assert all(len(part["ssim"]) == 8 for part in content["parts"])
     row = next(row for row in content["rows"] if (row["column"], row["variant"]) == ("ours", "splitting"))
     scores = [part["ssim"] for part in content["parts"] if (part["column"], part["variant"]) == ("ours", "splitting")]
@@ -203,6 +206,15 @@ def test_the_scoreboard_says_what_was_found(tiny):
     assert "**not reached**" in page
     assert "--column ours --variant equal-compute --candidates 4`" in page
     assert "ours, k = 4: splitting " in page
+
+
+def test_what_was_not_run_is_said(tiny, tmp_path):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    for name in ("ours-random-k4-seed0", "ours-random-k4-seed1", "published-none-k4-seed1"):
+        (tmp_path / "runs" / "tiny" / f"{name}.json").unlink()
+    assert main([*arguments(tmp_path), "--summarise"]) == 0
+    page = (tmp_path / "docs" / "scoreboard.md").read_text()
+    assert "Parts that were not run yet: published: none 1; ours: random 2." in page
 
 
 def test_the_sign_test_counts_and_ignores_ties():

@@ -20,7 +20,7 @@ class Callback:
         """Before the first step, or the first after resuming."""
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
-        """The history has a new entry about this state: a recorded step, or a split that begins from it."""
+        """The history has a new entry about this state: a recorded step, or a split or a count that begins from it."""
 
     def on_stop(self, state: State) -> None:
         """The run was interrupted or diverged; this is the last good state."""

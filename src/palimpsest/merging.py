@@ -21,9 +21,8 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
 
-EQUAL = 1e-9  # ratios of sizes that differ from 1 by less are rounding
 FEWEST, LEAST = 5, 0.1  # candidates that make a kind of their own, in number and as a share; fewer are outliers
-FAR = 2.5  # ratio of sizes, in the mean; the halves of one kind do not differ as much
+FAR = 2.5  # ratio of the geometric means of two kinds, beyond which the smaller shows no images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +35,8 @@ class Merging:
             represent a derivative of f and no copy.
         dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one's.
         counting: before each round of splitting, count the candidates that show :func:`images`. Once they can be told
-            from the rest there are enough candidates, and no more rounds; at the end the rest goes.
+            from the rest there are enough candidates, and no more rounds. At the end copies are merged once more and
+            the rest goes, if it can be told then; loss and certificate are of what is left.
     """
 
     alike: float = 0.95
@@ -46,6 +46,8 @@ class Merging:
     def __post_init__(self) -> None:
         if not 0 < self.alike <= 1 or not 0 <= self.dead < 1:
             raise InvalidInputError(f"merging needs 0 < alike ≤ 1 and 0 ≤ dead < 1, not {self.alike} and {self.dead}")
+        if self.counting and not self.dead:
+            raise InvalidInputError("counting compares the sizes of candidates, and some may have none; give dead > 0")
 
 
 @dataclass(frozen=True)
@@ -84,28 +86,28 @@ def merge(
 
 
 def images(sizes: Tensor) -> int | None:
-    """How many candidates show images, by their sizes; None where there are no others.
+    """How many candidates show images, by their sizes; None where they cannot be told from others.
 
     The logarithms of the sizes of both kinds are taken to be normal, each kind with a mean μ_c, a deviation σ_c and a
     share p_c of its own. They are told apart best where J = Σ_c p_c log(σ_c / p_c) is least (Kittler and Illingworth
-    1986). Two are better than one if k J is below k log σ by more than what three more parameters cost, (3/2) log k
-    (Schwarz 1978); and only if it is also far smaller, e^(μ_1 − μ_2) > FAR, does the second kind show no images.
+    1986). Two kinds are better than one if k J is below k log σ by more than what three more parameters cost,
+    (3/2) log k (after Schwarz 1978); and only if it is also far smaller, e^(μ_1 − μ_2) > FAR, does the second show no
+    images. Images whose own sizes differ as much, and evenly, may be mistaken for two kinds.
 
     >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.02, 0.03, 0.02, 0.01, 0.04]))
     5
     >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.7, 0.6, 0.5, 1.3, 1.4])) is None
     True
     """
-    k, logs = len(sizes), sizes.double().clamp_min(torch.finfo(torch.float64).tiny).log().sort(descending=True).values
+    k, logs = len(sizes), sizes.double().log().sort(descending=True).values
     least, σ = max(FEWEST, math.ceil(LEAST * k)), logs.std(correction=0)
-    if k < 2 * least or σ < EQUAL:
+    if k < 2 * least:
         return None
-    counts = range(least, k - least + 1)
-    J = torch.stack([_misfit(logs[:count], σ, k) + _misfit(logs[count:], σ, k) for count in counts])
-    count = counts[int(J.argmin())]
+    J = torch.stack([_misfit(logs[:count], σ, k) + _misfit(logs[count:], σ, k) for count in range(1, k)])
+    count = 1 + int(J.argmin())
     better = k * (σ.log() - J.min()) > 1.5 * math.log(k)
     far = logs[:count].mean() - logs[count:].mean() > math.log(FAR)
-    return count if better and far else None
+    return count if better and far and least <= count <= k - least else None
 
 
 def _misfit(logs: Tensor, σ: Tensor, k: int) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -93,14 +93,14 @@ class Box(Prior):
 
     def placed(self, like: Tensor) -> Box:
         low, high = (t.to(like) if isinstance(t, Tensor) else t for t in (self.low, self.high))
-        return Box(weight=self.weight, low=low, high=high)
+        return replace(self, low=low, high=high)
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
         outside = torch.relu(self.low - images) + torch.relu(images - self.high)
         return self.weight * outside.square().mean()
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        outside = images - torch.clamp(images, self.low, self.high)  # type: ignore[arg-type]
+        outside = torch.relu(images - self.high) - torch.relu(self.low - images)
         return (2 * self.weight / images.numel()) * outside, torch.zeros_like(multipliers)
 
 

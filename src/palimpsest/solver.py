@@ -39,7 +39,8 @@ class Settings:
         candidates: how many candidates k to start with; about twice the number of training images is safe.
         steps: gradient steps in all phases together.
         splitting: when and how candidates split, or None for a single phase of descent.
-        merging: which candidates become one, or go, before each round of splitting; None to keep them all.
+        merging: which candidates become one, or go, before each round of splitting and, if images are counted, at the
+            end; None to keep them all.
         priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
         optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`.
         schedule: ``"cosine"``: the learning rate falls to zero within each phase and starts afresh after a split;
@@ -317,7 +318,8 @@ class Solver:
     def _counted(self, state: State, account: dict[str, Any], ended: Outcome) -> State:
         """No splitting: what is left is the last phase or, after that, nothing."""
         L = float(self.final().loss(state.x, state.multipliers, state.labels) / self._T2)
-        event = {"step": state.step, "split": 0, "eta": 0.0, "before": L, "after": L, "eigenvalues": []} | account
+        before = L - account["merging"]
+        event = {"step": state.step, "split": 0, "eta": 0.0, "before": before, "after": L, "eigenvalues": []} | account
         return replace(
             state,
             round=self.rounds,
@@ -335,8 +337,7 @@ class Solver:
         merged = merging.merge(objective, *point, policy)
         if self._counts:
             count = {"among": len(merged.x)}
-            before = next((entry["images"] for entry in reversed(state.history) if "images" in entry), None)
-            if images := merging.images(merged.sizes) or before:
+            if images := merging.images(merged.sizes):
                 count["images"] = images
                 merged = merged[merging.largest(merged.sizes, images)] if state.round >= self.rounds else merged
         change = objective.loss(merged.x, merged.multipliers, merged.labels) - objective.loss(*point)

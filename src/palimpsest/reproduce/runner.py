@@ -127,7 +127,9 @@ class Runner:
         """Everything that a part depends on, as JSON has it."""
         column = asdict(self.experiment.columns[part.column])
         silent = ["variants", "candidates"]  # they say which parts there are, and nothing of any one
-        for name in [*silent, *(["splitting"] if part.variant == "none" else [])]:
+        silent += ["splitting"] if part.variant == "none" else []
+        silent += ["merging"] if part.variant != "merging" and column["merging"] else []
+        for name in silent:
             del column[name]
         training = asdict(self.experiment.training)
         asked = {"training": training, "apart from": self.apart_from, "column": column, "part": asdict(part)}

@@ -27,10 +27,11 @@ HEAD = """# Scoreboard
 
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
-weights alone; *path* also knows the weights before training, and reads what training added to them. This page and its
-figures are made by `palimpsest reproduce NAME --summarise` from `results/`, which holds every number; each row names
-the command that makes it again. Rows are means over seeds; k is the number of candidates at the start. An image is
-matched with the candidate of the largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
+weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
+*path* are told the mean image that was subtracted before training. This page and its figures are made by `palimpsest
+reproduce NAME --summarise` from `results/`, which holds every number; each row names the command that makes it again.
+Rows are means over seeds; k is the number of candidates at the start. An image is matched with the candidate of the
+largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
 "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows above 0.4 is worth only
 as much as it exceeds that. On MNIST, where any digit on black has an SSIM of 0.4 with many another, it is worth little.
 "Recovered" counts images that came out better than every held-out image and than their own blur. Seconds are wall-clock
@@ -82,6 +83,8 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
     if content["goals"]:
         yield "**Asked for:**\n\n" + "\n".join(map(_goal, content["goals"]))
     yield _table(content)
+    if content["missing"]:
+        yield _missing(content["missing"])
     if content["tests"]:
         yield _tests(content["tests"], content["metric"])
     yield from (f"![{caption}](results/{name})\n\n*{caption}*" for name, caption in content["figures"].items())
@@ -156,6 +159,11 @@ def _table(content: dict[str, Any]) -> str:
                 f"`{content['command']} {options}`"]  # fmt: skip
 
     return _markdown(["column", "variant", "k", *SHOWN, "seeds", "command"], map(row, content["rows"]))
+
+
+def _missing(missing: dict[str, dict[str, int]]) -> str:
+    columns = [f"{name}: {', '.join(f'{v} {n}' for v, n in of.items())}" for name, of in missing.items()]
+    return f"Parts that were not run yet: {'; '.join(columns)}."
 
 
 def _tests(tests: Sequence[dict[str, Any]], metric: str) -> str:

@@ -16,7 +16,7 @@ from palimpsest.reproduce.experiment import VARIANTS, Goal
 from palimpsest.reproduce.runner import PICTURED, Part, Runner
 from palimpsest.storage import write_atomically
 
-FORMAT = 1  # of the file, by which a scoreboard knows its own
+FORMAT = 2  # of the file, by which a scoreboard knows its own
 TOP = 25  # images on which the paper counts improvements
 Result = dict[str, Any]
 
@@ -64,6 +64,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "columns": {name: asdict(column) for name, column in experiment.columns.items()},
         "networks": _networks(results),
         "rows": rows,
+        "missing": _missing(runner.parts(), results),
         "tests": _tests(results, experiment.metric),
         "goals": [asdict(goal) | {"measured": _measured(goal, rows)} for goal in experiment.goals],
         "figures": figures.write(runner, results, folder),
@@ -80,6 +81,16 @@ def _networks(results: Results) -> list[dict[str, Any]]:
     trained = [(part.seed, result["training"]) for part, result in results.items()]
     networks = {(seed, facts["weights"]): {"seed": seed} | facts for seed, facts in trained}
     return [networks[key] for key in sorted(networks)]
+
+
+def _missing(parts: Sequence[Part], results: Results) -> dict[str, dict[str, int]]:
+    """How many parts of each column and variant were not run."""
+    missing: dict[str, dict[str, int]] = {}
+    for part in parts:
+        if part not in results:
+            of_column = missing.setdefault(part.column, {})
+            of_column[part.variant] = 1 + of_column.get(part.variant, 0)
+    return missing
 
 
 def _kept(part: Part, result: Result, metric: str) -> Result:
