@@ -21,7 +21,10 @@ TINY = """
 based_on = "ntk-cifar10"
 title = "Tiny"
 seeds = [0, 1]
-goals = [{ column = "ours", variant = "none", candidates = 4, measure = "mean SSIM", at_least = 2.0 }]
+goals = [
+  { column = "ours", variant = "none", candidates = 4, measure = "mean SSIM", at_least = 2.0 },
+  { column = "ours", variant = "splitting", candidates = 4, measure = "% better than unsplit", at_least = 0 },
+]
 training = { data = "digits", images = 8, hidden = [12], steps = 50 }
 
 [columns.published]
@@ -81,7 +84,7 @@ def test_every_experiment_is_well_described(name, small):
     assert "TotalVariation" not in published.priors
     rows = {(name, v, k) for name, c in known.columns.items() for v in c.variants for k in c.candidates}
     assert all((goal.column, goal.variant, goal.candidates) in rows for goal in known.goals)
-    assert all(goal.measure in summary.MEASURES for goal in known.goals)
+    assert all(goal.measure in {*summary.MEASURES, summary.IMPROVED} for goal in known.goals)
 
 
 @pytest.mark.parametrize(
@@ -193,6 +196,14 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
     assert row["seeds"] == [0, 1]
     against = [t["against"] for t in content["tests"] if (t["column"], t["variant"]) == ("ours", "splitting")]
     assert against == [name for name in experiment.VARIANTS if name != "splitting"]
+    test = next(
+        t for t in content["tests"] if (t["column"], t["variant"], t["against"]) == ("ours", "splitting", "none")
+    )
+    mean, improved = (goal["measured"] for goal in content["goals"])
+    assert mean == next(
+        row["mean SSIM"] for row in content["rows"] if (row["column"], row["variant"]) == ("ours", "none")
+    )
+    assert improved == pytest.approx(100 * test["better"] / (test["better"] + test["worse"]))
     assert sorted(content["figures"]) == ["tiny-curves.png", "tiny-images.png"]
     assert all(0 < (results / name).stat().st_size < LARGEST for name in content["figures"])
 

@@ -43,6 +43,7 @@ MEASURES: dict[str, Callable[[Result], float]] = {
     "final candidates": lambda result: result["final candidates"],
     "seconds": lambda result: result["seconds"],
 }
+IMPROVED = "% better than unsplit"  # of the images; what a goal may ask for besides
 Results = dict[Part, Result]
 
 
@@ -51,7 +52,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     experiment = runner.experiment
     results = {part: result for part in runner.parts() if (result := runner.done(part)) is not None}
-    rows = _rows(runner, results)
+    rows, tests = _rows(runner, results), _tests(results, experiment.metric)
     content = {
         "scoreboard": FORMAT,
         "experiment": experiment.name,
@@ -65,8 +66,8 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "networks": _networks(results),
         "rows": rows,
         "missing": _missing(runner.parts(), results),
-        "tests": _tests(results, experiment.metric),
-        "goals": [asdict(goal) | {"measured": _measured(goal, rows)} for goal in experiment.goals],
+        "tests": tests,
+        "goals": [asdict(goal) | {"measured": _measured(goal, rows, tests)} for goal in experiment.goals],
         "figures": figures.write(runner, results, folder),
     }
     parts = [json.dumps(_kept(part, result, experiment.metric)) for part, result in results.items()]
@@ -158,7 +159,10 @@ def _top(pairs: Sequence[tuple[tuple[int, float], float]]) -> dict[str, int]:
     return {"top": len(top), "top better": sum(gain > 0 for _, gain in top)}
 
 
-def _measured(goal: Goal, rows: Sequence[dict[str, Any]]) -> float | None:
-    wanted = (goal.column, goal.variant, goal.candidates)
-    found = [row[goal.measure] for row in rows if (row["column"], row["variant"], row["candidates"]) == wanted]
-    return found[0] if found else None
+def _measured(goal: Goal, rows: Sequence[dict[str, Any]], tests: Sequence[dict[str, Any]]) -> float | None:
+    """What a row, or a comparison with no splitting, came to."""
+    wanted = {"column": goal.column, "variant": goal.variant, "candidates": goal.candidates}
+    if goal.measure == IMPROVED:
+        shares = [{**t, IMPROVED: 100 * t["better"] / max(1, t["better"] + t["worse"])} for t in tests]
+        rows, wanted = shares, wanted | {"against": "none"}
+    return next((row[goal.measure] for row in rows if wanted.items() <= row.items()), None)
