@@ -211,11 +211,14 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
 def test_the_scoreboard_says_what_was_found(tiny):
     (tiny / "docs" / "results" / "other.json").write_text('{"command": "something else"}')
     page = scoreboard.write(tiny / "docs").read_text()
-    assert page.count("## ") == 1
+    assert page.count("## ") == 2
     assert "## Tiny" in page
     assert "21 gain SSIM by splitting" in page
     assert "**not reached**" in page
-    assert "--column ours --variant equal-compute --candidates 4`" in page
+    assert "--column ours --variant equal-compute --candidates 4</pre>" in page
+    rows = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())["rows"]
+    plain = [f"{row['mean SSIM']:.3f}, {row['above 0.4']:.1f}" for row in rows if row["variant"] == "none"]
+    assert f"| Tiny | mean SSIM, above 0.4 | {' | '.join(plain)} |" in page
     assert "ours, k = 4: splitting " in page
 
 

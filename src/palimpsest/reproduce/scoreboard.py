@@ -23,13 +23,14 @@ SHOWN = {
     "recovered": "{:.1f}",
     "seconds": "{:.1f}",
 }
+GLANCE = {"ssim": ("mean SSIM", "above 0.4"), "l2": ("mean L2", "best-25 L2")}  # in the overview, by metric
 HEAD = """# Scoreboard
 
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
 weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
 *path* are told the mean image that was subtracted before training. This page and its figures are made by `palimpsest
-reproduce NAME --summarise` from `results/`, which holds every number; each row names the command that makes it again.
+reproduce NAME --summarise` from `results/`, which holds every number, and every row has a command that makes it again.
 Rows are means over seeds; k is the number of candidates at the start. An image is matched with the candidate of the
 largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
 "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows above 0.4 is worth only
@@ -73,7 +74,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """The whole page, in Markdown."""
     variants = "\n".join(f"- *{name}*: {words}" for name, words in VARIANTS.items())
     sections = ["\n\n".join(_section(content)) for content in results]
-    return "\n\n".join([HEAD + variants, *sections]) + "\n"
+    return "\n\n".join([HEAD + variants, _overview(results), *sections]) + "\n"
 
 
 def _section(content: dict[str, Any]) -> Iterator[str]:
@@ -83,6 +84,7 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
     if content["goals"]:
         yield "**Asked for:**\n\n" + "\n".join(map(_goal, content["goals"]))
     yield _table(content)
+    yield _commands(content)
     if content["missing"]:
         yield _missing(content["missing"])
     if content["tests"]:
@@ -153,12 +155,33 @@ def _goal(goal: dict[str, Any]) -> str:
 
 def _table(content: dict[str, Any]) -> str:
     def row(of: dict[str, Any]) -> list[str]:
-        options = f"--column {of['column']} --variant {of['variant']} --candidates {of['candidates']}"
         numbers = [form.format(of[name]) for name, form in SHOWN.items()]
-        return [of["column"], of["variant"], str(of["candidates"]), *numbers, str(len(of["seeds"])),
-                f"`{content['command']} {options}`"]  # fmt: skip
+        return [of["column"], of["variant"], str(of["candidates"]), *numbers, str(len(of["seeds"]))]
 
-    return _markdown(["column", "variant", "k", *SHOWN, "seeds", "command"], map(row, content["rows"]))
+    return _markdown(["column", "variant", "k", *SHOWN, "seeds"], map(row, content["rows"]))
+
+
+def _commands(content: dict[str, Any]) -> str:
+    """One for each row, folded away."""
+    options = "--column {column} --variant {variant} --candidates {candidates}"
+    lines = "\n".join(f"{content['command']} {options.format(**row)}" for row in content["rows"])
+    return f"<details><summary>The command for each row</summary><pre>{lines}</pre></details>"
+
+
+def _overview(results: Sequence[dict[str, Any]]) -> str:
+    """The columns side by side, each without splitting from most candidates."""
+    names = list(dict.fromkeys(name for content in results for name in content["columns"]))
+
+    def cell(content: dict[str, Any], column: str) -> str:
+        rows = [row for row in content["rows"] if (row["column"], row["variant"]) == (column, "none")]
+        if not rows:
+            return "–"
+        best = max(rows, key=lambda row: row["candidates"])
+        return ", ".join(SHOWN[name].format(best[name]) for name in GLANCE[content["metric"]])
+
+    rows = [[c["title"], ", ".join(GLANCE[c["metric"]]), *(cell(c, name) for name in names)] for c in results]
+    rows = [row for row in rows if set(row[2:]) != {"–"}]
+    return "## At a glance\n\n" + _markdown(["without splitting, from most candidates", "", *names], rows)
 
 
 def _missing(missing: dict[str, dict[str, int]]) -> str:
