@@ -143,6 +143,8 @@ def test_curves_follow_the_scores_of_a_run(tiny):
     assert [point["step"] for point in curve.points] == [0, 10]
     assert curve.points[0]["ssim"] == pytest.approx(float(score.ssim.mean()), rel=1e-5)
     assert curve.points[0]["l2"] == pytest.approx(float(score.l2.mean()), rel=1e-5)
+    assert len(curve.trajectories["l2"]) == 2
+    assert curve.trajectories["l2"][0] == pytest.approx(score.l2.tolist(), abs=1e-3)
 
 
 def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):
@@ -204,7 +206,7 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
         row["mean SSIM"] for row in content["rows"] if (row["column"], row["variant"]) == ("ours", "none")
     )
     assert improved == pytest.approx(100 * test["better"] / (test["better"] + test["worse"]))
-    assert sorted(content["figures"]) == ["tiny-curves.png", "tiny-images.png"]
+    assert sorted(content["figures"]) == ["tiny-curves.png", "tiny-images.png", "tiny-trajectories.png"]
     assert all(0 < (results / name).stat().st_size < LARGEST for name in content["figures"])
 
 

@@ -1,4 +1,4 @@
-"""Pictures of an experiment: the best images, and how loss and metric went, with and without splitting."""
+"""Pictures of an experiment: the best images; loss and metric on the way, with and without splitting; single images."""
 
 from __future__ import annotations
 
@@ -18,6 +18,12 @@ from palimpsest.storage import load_tensors, write_atomically
 LARGEST = 150_000  # bytes of a figure
 COUNTS = (25, 20, 15, 10)  # images in a row, fewer where so many would not fit
 ZOOM = 2
+RANKS = {  # by what they gain from splitting: which images stand for all
+    "the one that splitting improves most": 1.0,
+    "an upper quartile": 0.75,
+    "the median": 0.5,
+    "the one that it harms most": 0.0,
+}
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 Results = Mapping[Part, dict[str, Any]]
 
@@ -35,6 +41,12 @@ def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
         written[f"{name}-curves.png"] = (
             f"Loss and mean {runner.experiment.metric.upper()} on the way (seed {runner.seeds[0]}; dashed without,"
             " solid with splitting), and every image of every seed without (across) against with splitting (up)."
+        )
+    if followed := _followed(runner, results):
+        write_atomically(folder / f"{name}-trajectories.png", _trajectories(runner, results, followed))
+        written[f"{name}-trajectories.png"] = (
+            f"{runner.experiment.metric.upper()} of single images on the way (seed {runner.seeds[0]}; dashed without,"
+            f" solid with splitting, which takes place at the dotted lines): {', '.join(RANKS)}."
         )
     return written
 
@@ -105,6 +117,10 @@ def _curves(runner: Runner, results: Results, columns: list[str]) -> bytes:
         row[2].axline((0, 0), slope=1, color="grey", lw=0.5)
         row[2].set(xlabel=f"{metric.upper()} without splitting", ylabel="with splitting")
         row[2].legend(fontsize="small")
+    return _saved(figure)
+
+
+def _saved(figure: Any) -> bytes:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=80)
     return buffer.getvalue()
@@ -116,3 +132,38 @@ def _scatter(panel: Any, results: Results, metric: str, column: str, k: int, col
         if part == Part(column, "none", k, part.seed) and with_ is not None:
             label = f"k = {k}" if part.seed == min(p.seed for p in results) else None
             panel.plot(results[part][metric], with_[metric], ".", ms=2, color=colour, label=label)
+
+
+# --- trajectories -------------------------------------------------------------------------------
+
+
+def _followed(runner: Runner, results: Results) -> list[tuple[Part, Part]]:
+    """Of each column the last number of candidates that was followed without and with splitting."""
+    pairs = []
+    for name, column in runner.experiment.columns.items():
+        both = [[Part(name, v, k, runner.seeds[0]) for v in ("none", "splitting")] for k in column.candidates]
+        found = [pair for pair in both if all("trajectories" in results.get(part, {}) for part in pair)]
+        pairs += [(without, with_) for without, with_ in found[-1:]]
+    return pairs
+
+
+def _trajectories(runner: Runner, results: Results, pairs: list[tuple[Part, Part]]) -> bytes:
+    """A row for each column, a panel for each of the images that stand for all."""
+    from matplotlib.figure import Figure
+
+    metric = runner.experiment.metric
+    sign = 1 if metric == "ssim" else -1
+    figure = Figure(figsize=(11, 2.4 * len(pairs)), layout="constrained")
+    for row, pair in zip(figure.subplots(len(pairs), len(RANKS), squeeze=False), pairs, strict=True):
+        without, with_ = (np.array(results[part][metric]) for part in pair)
+        order = np.argsort(sign * (with_ - without), kind="stable")
+        for panel, rank in zip(row, RANKS.values(), strict=True):
+            image = order[round(rank * (len(order) - 1))]
+            for part, style in zip(pair, ("--", "-"), strict=True):
+                steps = [point["step"] for point in results[part]["curve"]]
+                panel.plot(steps, [values[image] for values in results[part]["trajectories"]], style, color=COLOURS[0])
+            for split in results[pair[1]]["splits"]:
+                panel.axvline(split["step"], color="grey", lw=0.8, ls=":")
+            panel.set(xlabel="step", title=f"image {image}")
+        row[0].set(ylabel=f"{pair[0].column}, k = {pair[0].candidates}\n{metric.upper()}")
+    return _saved(figure)

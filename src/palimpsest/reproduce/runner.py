@@ -58,12 +58,13 @@ class Selection:
 
 
 class Curve(Callback):
-    """Follows the scores of a run, and knows how long that took."""
+    """Follows the scores of a run, those of single images too, and knows how long that took."""
 
     def __init__(self, data: DataSet, every: int, within: Subspace | None = None) -> None:
         self.images, self.mean, self.every = data.train.images, data.mean, every
         self.within = within and within.shaped(data.image_shape)
         self.points: list[dict[str, float]] = []
+        self.trajectories: dict[str, list[list[float]]] = {"ssim": [], "l2": []}
         self.seconds = 0.0
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
@@ -71,16 +72,20 @@ class Curve(Callback):
             return
         _wait(state.x.device)
         began = time.perf_counter()
-        self.points.append({name: entry[name] for name in ("step", "loss", "candidates")} | self._scores(state.x))
+        scores = self._scores(state.x)
+        means = {name: float(values.mean()) for name, values in scores.items()}
+        self.points.append({name: entry[name] for name in ("step", "loss", "candidates")} | means)
+        for name, values in scores.items():
+            self.trajectories[name].append([round(value, 3) for value in values.tolist()])
         self.seconds += time.perf_counter() - began
 
-    def _scores(self, x: Tensor) -> dict[str, float]:
-        """Mean SSIM and L2 as `pal.score` has them, without what a verdict takes besides."""
+    def _scores(self, x: Tensor) -> dict[str, Tensor]:
+        """(n,) SSIM and L2 as `pal.score` has them, without what a verdict takes besides."""
         images, mean = self.images.to(x), self.mean.to(x)
         x = x if self.within is None else self.within.to(x.device, x.dtype).images(x)
         index = matching.match(metrics.pairwise_ncc(images - mean, x))
         shown = metrics.minmax(x[index] + mean)
-        return {"ssim": float(metrics.ssim(shown, images).mean()), "l2": float(metrics.l2(shown, images).mean())}
+        return {"ssim": metrics.ssim(shown, images), "l2": metrics.l2(shown, images)}
 
 
 class Runner:
@@ -202,6 +207,7 @@ class Runner:
         result |= effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
         result["curve"] = [_rounded(point) for point in curve.points]
         if part.seed == self.seeds[0] and part.variant in PICTURED:
+            result["trajectories"] = curve.trajectories[self.experiment.metric]
             shown = rec.images[score.match] + data.mean.to(rec.images)
             pictures = {"truth": _bytes(data.train.images), "shown": _bytes(metrics.minmax(shown))}
             save_tensors(self.pictures(part), pictures, {})

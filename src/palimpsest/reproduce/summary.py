@@ -97,7 +97,7 @@ def _missing(parts: Sequence[Part], results: Results) -> dict[str, dict[str, int
 def _kept(part: Part, result: Result, metric: str) -> Result:
     """A part as the results hold it: the experiment's own metric for every image; curves where figures show them."""
     result = result | {"weights": result["training"]["weights"]}
-    left_out = {"asked", "training", "ssim", "l2", "held-out ssim"} - {metric}
+    left_out = {"asked", "training", "ssim", "l2", "held-out ssim", "trajectories"} - {metric}
     left_out |= set() if part.variant in PICTURED else {"curve"}
     return asdict(part) | {name: value for name, value in result.items() if name not in left_out | {"candidates"}}
 
