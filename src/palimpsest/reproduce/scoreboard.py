@@ -48,9 +48,9 @@ The images of `ntk-cifar10-unseen` are: they are of the test set, and were first
 `ntk-cifar10` stood. How images are counted where their number is unknown was worked out on seeds 11 to 13; that
 candidates without an image must be far smaller, and not only of another kind, was added after seed 1 had been
 miscounted for lack of it, as seed 16 would have been; and after the runs shown here, outliers were left out of the
-count. How the networks of the KKT experiments are trained was chosen on seed 11 as well: a thousand or two steps without
-momentum left more images to be read there than long training with momentum did. They are further from a point of
-maximum margin, which *published* and *ours* assume, and numbers for networks that were trained otherwise are not
+count. How the networks of the KKT experiments are trained was chosen on seed 11 as well: a thousand or two steps
+without momentum left more images to be read there than long training with momentum did. They are further from a point
+of maximum margin, which *published* and *ours* assume, and numbers for networks that were trained otherwise are not
 comparable.
 
 The variants:
