@@ -154,6 +154,24 @@ def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):
     assert changed.done(Part("published", "none", 4, 0)) is not None
 
 
+def test_processes_side_by_side_come_to_the_same(tiny, tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY)
+    assert main([*arguments(tmp_path), "--workers", "2", "--column", "ours", "--variant", "none", "final-k"]) == 0
+    alone, aside = runner_in(tiny), runner_in(tmp_path)
+    done = [part for part in aside.parts() if aside.done(part)]
+    assert {(part.variant, part.seed) for part in done} == {
+        (v, s) for v in ("none", "splitting", "final-k") for s in (0, 1)
+    }
+    for part in done:
+        assert aside.done(part)["ssim"] == pytest.approx(alone.done(part)["ssim"], abs=1e-3)
+
+
+def test_what_goes_wrong_in_a_process_is_told_by_the_first(tmp_path, capsys):
+    (tmp_path / "tiny.toml").write_text(TINY.replace("digits", "mnist"))
+    assert main([*arguments(tmp_path), "--workers", "2", "--data-root", str(tmp_path)]) == 2
+    assert "mnist" in capsys.readouterr().err.lower()
+
+
 def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tmp_path, capsys):
     (tmp_path / "tiny.toml").write_text(TINY)
     assert main([*arguments(tmp_path), "--budget", "-1"]) == 0
@@ -164,6 +182,8 @@ def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tmp_path, capsy
 def test_a_selection_that_selects_nothing_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match=r"no part.*column: published, ours.*seed: 0, 1, 2"):
         reproduce(Options(("ntk-cifar10",), seed=(7,), out=tmp_path))
+    with pytest.raises(InvalidInputError, match="no part of ntk-cifar10, ntk-mnist is"):
+        reproduce(Options(("ntk-cifar10", "ntk-mnist"), column=("path",), out=tmp_path))
     with pytest.raises(InvalidInputError, match="run it without --summarise first"):
         reproduce(Options(("ntk-cifar10",), summarise=True, out=tmp_path, docs=tmp_path))
     with pytest.raises(InvalidInputError, match="name an experiment"):

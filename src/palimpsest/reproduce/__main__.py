@@ -22,6 +22,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("small", "tuning", "summarise"):
         make.add_argument(f"--{name}", action="store_true")
     make.add_argument("--budget", type=float, help="seconds")
+    make.add_argument("--workers", type=int, default=Options.workers)
     make.add_argument("--out", type=Path, default=Options.out)
     make.add_argument("--docs", type=Path, default=Options.docs)
     make.add_argument("--data-root", type=Path)

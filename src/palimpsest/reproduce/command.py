@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from dataclasses import dataclass, fields
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, fields, replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from palimpsest.errors import DivergenceError, InvalidInputError
+from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ResourceError
 from palimpsest.reproduce import experiment, scoreboard, summary
 from palimpsest.reproduce.runner import Part, Runner, Selection
 
@@ -34,6 +39,9 @@ class Options:
     """Use seeds 11 to 14, and only images that no reported seed trains on or holds out."""
     budget: float | None = None
     """Seconds after which no part should be running: none is started that would not end in time."""
+    workers: int = 1
+    """Processes side by side, each with all of one experiment and seed; on a GPU its multi-process service lets them
+    share it rather than take turns."""
     summarise: bool = False
     """Run nothing; write results, figures and the scoreboard from the parts that are there."""
     out: Path = Path("runs/reproduce")
@@ -65,13 +73,21 @@ def reproduce(options: Options) -> None:
     names = experiment.names() if options.names == ("all",) else options.names
     if not names:
         raise InvalidInputError(f"name an experiment: {', '.join(experiment.names())}, or all")
-    runners = [_runner(name, options) for name in names]
-    budget = Budget(options.budget)
-    for runner in runners:
-        if options.summarise:
+    runners = {name: _runner(name, options) for name in names}
+    if options.summarise:
+        for runner in runners.values():
             _summarise(runner, options)
-        else:
-            _run(runner, options, budget)
+        return
+    seeds = {name: dict.fromkeys(part.seed for part in _parts(runner, options)) for name, runner in runners.items()}
+    if not any(seeds.values()):
+        every = [part for runner in runners.values() for part in runner.parts()]
+        raise InvalidInputError(f"no part of {', '.join(names)} is as asked for; {_choices(every)}")
+    budget = Budget(options.budget)
+    if options.workers > 1:
+        _side_by_side([(name, replace(options, seed=(seed,)), budget) for name in names for seed in seeds[name]])
+    else:
+        for name in filter(seeds.get, names):
+            _run(name, options, budget)
 
 
 def _runner(name: str, options: Options) -> Runner:
@@ -80,12 +96,39 @@ def _runner(name: str, options: Options) -> Runner:
     return Runner(known, options.out / (known.name + suffix), tuning=options.tuning, data_root=options.data_root)
 
 
-def _run(runner: Runner, options: Options, budget: Budget) -> None:
-    name = runner.experiment.name
-    parts = runner.parts(Selection(options.column, options.variant, options.candidates, options.seed))
-    if not parts:
-        raise InvalidInputError(f"no part of {name} is as asked for; {_choices(runner.parts())}")
+def _parts(runner: Runner, options: Options) -> list[Part]:
+    return runner.parts(Selection(options.column, options.variant, options.candidates, options.seed))
+
+
+def _side_by_side(lanes: list[tuple[str, Options, Budget]]) -> None:
+    """Seeds in processes of their own: each trains its network once, and no two want the same part."""
+    workers = lanes[0][1].workers
+    try:
+        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_share, initargs=(workers,)) as pool:
+            for running in [pool.submit(_run_aside, *lane) for lane in lanes]:
+                running.result()
+    except BrokenProcessPool as error:
+        raise ResourceError("a process beside others was ended, perhaps for memory; try fewer --workers") from error
+
+
+def _share(workers: int) -> None:
+    """What a process beside others does first."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; finished parts are kept
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def _run_aside(name: str, options: Options, budget: Budget) -> None:
+    try:
+        _run(name, options, budget)
+    except PalimpsestError as error:  # as one that any process can be sent
+        raise PalimpsestError(str(error)) from None
+
+
+def _run(name: str, options: Options, budget: Budget) -> None:
+    runner = _runner(name, options)
+    parts = _parts(runner, options)
     missing = [part for part in parts if runner.done(part) is None]
+    name = runner.experiment.name
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
         torch.compiler.reset()  # each experiment compiles for its own settings, and torch keeps only so many
@@ -99,7 +142,7 @@ def _run(runner: Runner, options: Options, budget: Budget) -> None:
         except DivergenceError as error:  # one part's failure is no reason to leave the others undone
             line = str(error)
         budget.note(part, time.monotonic() - began)
-        print(f"  {number}/{len(missing)} {part.name}: {line}", flush=True)
+        print(f"  {name} {number}/{len(missing)} {part.name}: {line}", flush=True)
 
 
 def _choices(parts: list[Part]) -> str:

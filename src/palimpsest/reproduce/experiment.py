@@ -68,6 +68,8 @@ class Column:
     candidates: tuple[int, ...]
     steps: int
     variants: tuple[str, ...]
+    controlled: Literal["all", "fewest"] = "all"
+    """From how many candidates controls are run: from all numbers, or from the fewest alone."""
     from_initial: bool = False
     """Read what training added to the initial weights, whatever the loss, and not the trained weights alone."""
     at: float | tuple[float, ...] = 1.0
@@ -82,6 +84,11 @@ class Column:
     whitening: float = 0.0
     splitting: dict[str, Any]
     merging: dict[str, Any] | None = None
+
+    def sizes(self, variant: str) -> tuple[int, ...]:
+        """The numbers of candidates that a variant starts from."""
+        fewest = variant in CONTROLS and variant != "none" and self.controlled == "fewest"
+        return (min(self.candidates),) if fewest else self.candidates
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import palimpsest as pal
+from palimpsest import fusion
 from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
 from palimpsest.parametrisation import Subspace
@@ -98,6 +99,9 @@ class Runner:
         self.apart_from = experiment.seeds if tuning else ()
         self.seeds = TUNING_SEEDS if tuning else experiment.seeds
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        # One run may be too short to be worth compiling for, but there are many, and compiled code serves them all.
+        compiles = self.device.type == "cuda" and fusion.available(self.device)
+        self.execution = pal.Execution(mode="compiled-graph" if compiles else "auto")
         self.data = lru_cache(maxsize=None)(self._data)
         self.network = lru_cache(maxsize=None)(self._network)
         for name in ("networks", "pictures"):
@@ -114,7 +118,7 @@ class Runner:
             for seed in self.seeds:
                 for name, column in self.experiment.columns.items():
                     if variant in column.variants:
-                        yield from (Part(name, variant, k, seed) for k in column.candidates)
+                        yield from (Part(name, variant, k, seed) for k in column.sizes(variant))
 
     def done(self, part: Part) -> dict[str, Any] | None:
         """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
@@ -131,7 +135,7 @@ class Runner:
     def _asked(self, part: Part) -> dict[str, Any]:
         """Everything that a part depends on, as JSON has it."""
         column = asdict(self.experiment.columns[part.column])
-        silent = ["variants", "candidates"]  # they say which parts there are, and nothing of any one
+        silent = ["variants", "candidates", "controlled"]  # they say which parts there are, and nothing of any one
         silent += ["splitting"] if part.variant == "none" else []
         silent += ["merging"] if part.variant != "merging" and column["merging"] else []
         for name in silent:
@@ -194,6 +198,7 @@ class Runner:
             image_shape=data.image_shape,
             within=within,
             seed=part.seed,
+            execution=self.execution,
             callbacks=[curve],
             progress=False,
             **effort,
