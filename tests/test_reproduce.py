@@ -238,10 +238,30 @@ def test_the_scoreboard_says_what_was_found(tiny):
     assert "21 gain SSIM by splitting" in page
     assert "**not reached**" in page
     assert "--column ours --variant equal-compute --candidates 4</pre>" in page
-    rows = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())["rows"]
-    plain = [f"{row['mean SSIM']:.3f}, {row['above 0.4']:.1f}" for row in rows if row["variant"] == "none"]
-    assert f"| Tiny | mean SSIM, above 0.4 | {' | '.join(plain)} |" in page
     assert "ours, k = 4: splitting " in page
+
+
+def test_the_scoreboard_begins_with_all_columns_side_by_side(tiny):
+    content = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())
+    plain = [f"{r['mean SSIM']:.3f}, {r['above 0.4']:.1f}" for r in content["rows"] if r["variant"] == "none"]
+    line = f"| Tiny | mean SSIM, above 0.4 | {' | '.join(plain)} |"
+    assert line not in scoreboard.page([content])  # 4 candidates for 8 images
+    content["training"]["images"] = 4
+    assert line in scoreboard.page([content])
+
+
+def test_the_scoreboard_compares_splitting_with_everything(tiny):
+    content = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())
+    fixed = {"none": (15, 1, 0.001), "random": (8, 8, 1.0), "duplicate": (1, 15, 0.001)}
+    content["tests"] = [
+        {"column": "ours", "candidates": 4, "variant": v, "against": other, "better": b, "worse": w, "p": p}
+        | {"top": 2, "top better": 1}
+        for v in ("merging", "splitting")
+        for other, (b, w, p) in fixed.items()
+    ]
+    page = scoreboard.page([content])
+    assert "| splitting | column | k | none | random | duplicate |" in page
+    assert "| tiny | ours | 4 | ↑ 15:1 | 8:8 | ↓ 1:15 |" in page
 
 
 def test_what_was_not_run_is_said(tiny, tmp_path):
