@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ import torch
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ResourceError
 from palimpsest.reproduce import experiment, scoreboard, summary
 from palimpsest.reproduce.runner import Part, Runner, Selection
+
+ENDED = "a process was ended, perhaps for lack of memory; give the same command again, or fewer --workers"
 
 
 @dataclass(frozen=True)
@@ -52,42 +55,29 @@ class Options:
     """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA."""
 
 
-class Budget:
-    """Time that may be spent, and how long parts of a column have taken so far."""
-
-    def __init__(self, seconds: float | None) -> None:
-        self.seconds, self._began = seconds, time.monotonic()
-        self._longest: dict[str, float] = {}
-
-    def allows(self, part: Part) -> bool:
-        spent = time.monotonic() - self._began
-        expected = self._longest.get(part.column, 0.0)
-        return self.seconds is None or spent + expected <= self.seconds
-
-    def note(self, part: Part, seconds: float) -> None:
-        self._longest[part.column] = max(seconds, self._longest.get(part.column, 0.0))
-
-
 def reproduce(options: Options) -> None:
     """Run or sum up the experiments that are asked for, in that order."""
-    names = experiment.names() if options.names == ("all",) else options.names
+    names = dict.fromkeys(experiment.names() if options.names == ("all",) else options.names)
     if not names:
         raise InvalidInputError(f"name an experiment: {', '.join(experiment.names())}, or all")
+    if options.workers < 1:
+        raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
     if options.summarise:
         for runner in runners.values():
             _summarise(runner, options)
         return
-    seeds = {name: dict.fromkeys(part.seed for part in _parts(runner, options)) for name, runner in runners.items()}
-    if not any(seeds.values()):
+    parts = {name: _parts(runner, options) for name, runner in runners.items()}
+    if not any(parts.values()):
         every = [part for runner in runners.values() for part in runner.parts()]
         raise InvalidInputError(f"no part of {', '.join(names)} is as asked for; {_choices(every)}")
-    budget = Budget(options.budget)
-    if options.workers > 1:
-        _side_by_side([(name, replace(options, seed=(seed,)), budget) for name in names for seed in seeds[name]])
+    ends = math.inf if options.budget is None else time.monotonic() + options.budget
+    if options.workers == 1:
+        for name in filter(parts.get, names):
+            _run(runners[name], options, ends)
     else:
-        for name in filter(seeds.get, names):
-            _run(name, options, budget)
+        seeds = {name: dict.fromkeys(part.seed for part in parts[name]) for name in names}
+        _side_by_side([(name, replace(options, seed=(seed,)), ends) for name in names for seed in seeds[name]])
 
 
 def _runner(name: str, options: Options) -> Runner:
@@ -100,49 +90,66 @@ def _parts(runner: Runner, options: Options) -> list[Part]:
     return runner.parts(Selection(options.column, options.variant, options.candidates, options.seed))
 
 
-def _side_by_side(lanes: list[tuple[str, Options, Budget]]) -> None:
+# --- several processes --------------------------------------------------------------------------
+
+Lane = tuple[str, Options, float]  # an experiment, one of its seeds, and when to end
+
+
+def _side_by_side(lanes: list[Lane]) -> None:
     """Seeds in processes of their own: each trains its network once, and no two want the same part."""
-    workers = lanes[0][1].workers
-    try:
-        with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_share, initargs=(workers,)) as pool:
-            for running in [pool.submit(_run_aside, *lane) for lane in lanes]:
-                running.result()
-    except BrokenProcessPool as error:
-        raise ResourceError("a process beside others was ended, perhaps for memory; try fewer --workers") from error
+    workers = min(lanes[0][1].workers, len(lanes))
+    with ProcessPoolExecutor(workers, get_context("spawn"), initializer=_share, initargs=(workers,)) as pool:
+        try:
+            for ended in as_completed([pool.submit(_run_aside, *lane) for lane in lanes]):
+                ended.result()
+        except BaseException as error:  # parts are written whole, so that those which run can be ended at any time
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in active_children():
+                process.terminate()
+            if isinstance(error, BrokenProcessPool):
+                raise ResourceError(ENDED) from error
+            raise
 
 
 def _share(workers: int) -> None:
     """What a process beside others does first."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word; finished parts are kept
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 
 
-def _run_aside(name: str, options: Options, budget: Budget) -> None:
+def _run_aside(name: str, options: Options, ends: float) -> None:
     try:
-        _run(name, options, budget)
-    except PalimpsestError as error:  # as one that any process can be sent
-        raise PalimpsestError(str(error)) from None
+        _run(_runner(name, options), options, ends)
+    except PalimpsestError as error:  # as one that can be sent from process to process
+        raise PalimpsestError(f"{name}, seed {options.seed[0]}: {error}") from None
+    except (MemoryError, torch.OutOfMemoryError):
+        raise ResourceError(ENDED) from None
 
 
-def _run(name: str, options: Options, budget: Budget) -> None:
-    runner = _runner(name, options)
-    parts = _parts(runner, options)
+# --- one process --------------------------------------------------------------------------------
+
+
+def _run(runner: Runner, options: Options, ends: float) -> None:
+    name, parts = runner.experiment.name, _parts(runner, options)
     missing = [part for part in parts if runner.done(part) is None]
-    name = runner.experiment.name
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
         torch.compiler.reset()  # each experiment compiles for its own settings, and torch keeps only so many
     for number, part in enumerate(missing, 1):
-        if not budget.allows(part):
-            print(f"{name}: {len(missing) - number + 1} parts are left; give the same command again", flush=True)
+        if time.monotonic() + _expected(runner, part) > ends:
+            print(f"{name}: parts left: {len(missing) - number + 1}; give the same command again", flush=True)
             return
-        began = time.monotonic()
         try:
             line = _line(runner.result(part))
         except DivergenceError as error:  # one part's failure is no reason to leave the others undone
             line = str(error)
-        budget.note(part, time.monotonic() - began)
         print(f"  {name} {number}/{len(missing)} {part.name}: {line}", flush=True)
+
+
+def _expected(runner: Runner, part: Part) -> float:
+    """Seconds that a part may take: those of the longest that was done of its column."""
+    done = map(runner.done, runner.parts(Selection(column=(part.column,))))
+    return max((result["seconds"] for result in done if result), default=0.0)
 
 
 def _choices(parts: list[Part]) -> str:

@@ -27,13 +27,14 @@ VARIANTS = {
     "none": "no splitting",
     "splitting": "splitting along curvature",
     "merging": "splitting and merging of copies until images can be counted; at the end, only what shows an image",
-    "restarts": "no splitting, the learning rate restarted at the same times",
+    "restarts": "no splitting, but the schedules restarted at the same times",
     "random": "splitting in random directions",
     "duplicate": "splitting without moving: duplication",
     "final-k": "no splitting, from the start as many candidates as splitting ends with",
     "equal-compute": "no splitting, as many steps of one candidate as splitting takes",
 }
-CONTROLS = tuple(name for name in VARIANTS if name not in ("splitting", "merging"))
+CONTROLS = ("restarts", "random", "duplicate", "final-k", "equal-compute")
+PLAIN = ("none", "final-k", "equal-compute")  # variants that descend in one go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +88,7 @@ class Column:
 
     def sizes(self, variant: str) -> tuple[int, ...]:
         """The numbers of candidates that a variant starts from."""
-        fewest = variant in CONTROLS and variant != "none" and self.controlled == "fewest"
-        return (min(self.candidates),) if fewest else self.candidates
+        return (min(self.candidates),) if variant in CONTROLS and self.controlled == "fewest" else self.candidates
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
@@ -119,7 +119,7 @@ class Column:
 
     def policy(self, variant: str) -> dict[str, Any]:
         """What tells a variant from the others, for `pal.reconstruct`."""
-        if variant == "none":
+        if variant in PLAIN:
             return {}
         directions = {"random": "random", "duplicate": "duplicate", "splitting": "curvature", "merging": "curvature"}
         splitting = pal.Splitting(**self.splitting, direction=directions.get(variant, "none"))  # type: ignore[arg-type]
@@ -149,6 +149,8 @@ class Experiment:
     paper: str
     """What the paper says about it, in our words."""
     metric: Literal["ssim", "l2"]
+    pictured: int
+    """How many of the best images a figure shows."""
     seeds: tuple[int, ...]
     training: Training
     columns: dict[str, Column]

@@ -15,8 +15,6 @@ from torch import Tensor
 from palimpsest.reproduce.runner import PICTURED, Part, Runner
 from palimpsest.storage import load_tensors, write_atomically
 
-LARGEST = 150_000  # bytes of a figure
-COUNTS = (25, 20, 15, 10)  # images in a row, fewer where so many would not fit
 ZOOM = 2
 RANKS = {  # by what they gain from splitting: which images stand for all
     "the one that splitting improves most": 1.0,
@@ -35,7 +33,9 @@ def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
     if shown:
         write_atomically(folder / f"{name}-images.png", _plate(runner, results, shown))
         rows = "; ".join(f"{part.column}, {part.variant}, k = {part.candidates}" for part in shown)
-        written[f"{name}-images.png"] = f"The best images of seed {shown[0].seed}. From above: training images; {rows}."
+        count = min(runner.experiment.pictured, runner.experiment.training.images)
+        best = f"The {count} best images of seed {shown[0].seed}"
+        written[f"{name}-images.png"] = f"{best}. From above: training images; {rows}."
     if drawn := _columns(runner, results):
         write_atomically(folder / f"{name}-curves.png", _curves(runner, results, drawn))
         written[f"{name}-curves.png"] = (
@@ -68,11 +68,7 @@ def _plate(runner: Runner, results: Results, shown: list[Part]) -> bytes:
     order = np.argsort(-scores.max(0) if metric == "ssim" else scores.min(0), kind="stable")
     files = [load_tensors(runner.pictures(part))[0] for part in shown]
     rows = [files[0]["truth"], *(tensors["shown"] for tensors in files)]
-    for count in COUNTS:
-        data = _png(torch.cat([_row(images, order[:count]) for images in rows], dim=-2))
-        if len(data) < LARGEST:
-            break
-    return data
+    return _png(torch.cat([_row(images, order[: runner.experiment.pictured]) for images in rows], dim=-2))
 
 
 def _row(images: Tensor, order: np.ndarray) -> Tensor:
@@ -162,8 +158,8 @@ def _trajectories(runner: Runner, results: Results, pairs: list[tuple[Part, Part
             for part, style in zip(pair, ("--", "-"), strict=True):
                 steps = [point["step"] for point in results[part]["curve"]]
                 panel.plot(steps, [values[image] for values in results[part]["trajectories"]], style, color=COLOURS[0])
-            for split in results[pair[1]]["splits"]:
-                panel.axvline(split["step"], color="grey", lw=0.8, ls=":")
+            for step in (entry["step"] for entry in results[pair[1]]["splits"] if entry["split"]):
+                panel.axvline(step, color="grey", lw=0.8, ls=":")
             panel.set(xlabel="step", title=f"image {image}")
         row[0].set(ylabel=f"{pair[0].column}, k = {pair[0].candidates}\n{metric.upper()}")
     return _saved(figure)

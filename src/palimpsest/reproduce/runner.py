@@ -20,7 +20,7 @@ from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction
-from palimpsest.reproduce.experiment import TUNING_SEEDS, VARIANTS, Column, Experiment
+from palimpsest.reproduce.experiment import PLAIN, TUNING_SEEDS, VARIANTS, Experiment
 from palimpsest.scoring import Score, matching, metrics
 from palimpsest.state import State
 from palimpsest.storage import load_tensors, save_tensors, write_atomically
@@ -28,6 +28,7 @@ from palimpsest.training import Fit
 
 POINTS = 40  # of a curve
 DIGITS = 5  # of a figure, in what is kept
+AS_MUCH_AS_SPLITTING = ("final-k", "equal-compute")  # as many candidates, or as much work
 PICTURED = ("none", "splitting", "merging")  # variants whose images are kept, for the first seed
 
 
@@ -134,15 +135,31 @@ class Runner:
 
     def _asked(self, part: Part) -> dict[str, Any]:
         """Everything that a part depends on, as JSON has it."""
+        silent = {"variants", "candidates", "controlled"}  # they say which parts there are, and nothing of any one
+        silent |= {"splitting"} if part.variant in PLAIN else set()
+        silent |= {"merging"} if part.variant != "merging" else set()
         column = asdict(self.experiment.columns[part.column])
-        silent = ["variants", "candidates", "controlled"]  # they say which parts there are, and nothing of any one
-        silent += ["splitting"] if part.variant == "none" else []
-        silent += ["merging"] if part.variant != "merging" and column["merging"] else []
-        for name in silent:
-            del column[name]
-        training = asdict(self.experiment.training)
-        asked = {"training": training, "apart from": self.apart_from, "column": column, "part": asdict(part)}
+        asked = {
+            "training": asdict(self.experiment.training),
+            "apart from": self.apart_from,
+            "column": {name: value for name, value in column.items() if name not in silent},
+            "part": asdict(part),
+            "effort": self._effort(part),
+        }
         return json.loads(json.dumps(asked))
+
+    def _effort(self, part: Part) -> dict[str, int] | None:
+        """Candidates and steps; two controls take as much of either as splitting did, None if it was not run."""
+        effort = {"candidates": part.candidates, "steps": self.experiment.columns[part.column].steps}
+        if part.variant in AS_MUCH_AS_SPLITTING:
+            split = self.done(replace(part, variant="splitting"))
+            if split is None:
+                return None
+            if part.variant == "final-k":
+                effort["candidates"] = split["final candidates"]
+            else:
+                effort["steps"] = round(split["candidate-steps"] / part.candidates)
+        return effort
 
     # --- data and networks -----------------------------------------------------------------------
 
@@ -188,7 +205,9 @@ class Runner:
         column, data = self.experiment.columns[part.column], self.data(part.seed)
         model, initial, facts = self.network(part.seed)
         objective = column.objective(model, initial, self.experiment.training.loss)
-        effort: dict[str, Any] = self._effort(part, column)
+        if part.variant in AS_MUCH_AS_SPLITTING:
+            self.result(replace(part, variant="splitting"))
+        effort: dict[str, Any] = self._effort(part) or {}
         within = column.subspace(model, initial)
         curve = Curve(data, effort["steps"] // POINTS, within)
         _wait(self.device)
@@ -218,17 +237,6 @@ class Runner:
             save_tensors(self.pictures(part), pictures, {})
         write_atomically(self.folder / f"{part.name}.json", json.dumps(result).encode())
         return result
-
-    def _effort(self, part: Part, column: Column) -> dict[str, int]:
-        """Candidates and steps; two controls take as much of either as splitting did."""
-        effort = {"candidates": part.candidates, "steps": column.steps}
-        if part.variant in ("final-k", "equal-compute"):
-            split = self.result(replace(part, variant="splitting"))
-            if part.variant == "final-k":
-                effort["candidates"] = split["final candidates"]
-            else:
-                effort["steps"] = round(split["candidate-steps"] / part.candidates)
-        return effort
 
     def pictures(self, part: Part) -> Path:
         """Where the images of a part are, if they are kept: training images, and what was matched with each."""

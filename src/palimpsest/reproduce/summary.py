@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -16,8 +16,9 @@ from palimpsest.reproduce.experiment import VARIANTS, Goal
 from palimpsest.reproduce.runner import PICTURED, Part, Runner
 from palimpsest.storage import write_atomically
 
-FORMAT = 2  # of the file, by which a scoreboard knows its own
+FORMAT = 3  # of the file, by which a scoreboard knows its own
 TOP = 25  # images on which the paper counts improvements
+CERTAIN = 0.01  # p below which a difference may be called one
 Result = dict[str, Any]
 
 
@@ -59,6 +60,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "title": experiment.title,
         "paper": experiment.paper,
         "metric": experiment.metric,
+        "seeds": runner.seeds,
         "command": f"palimpsest reproduce {experiment.name}" + options,
         "devices": sorted({result["device"] for result in results.values()}),
         "training": asdict(experiment.training),
@@ -67,7 +69,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "rows": rows,
         "missing": _missing(runner.parts(), results),
         "tests": tests,
-        "goals": [asdict(goal) | {"measured": _measured(goal, rows, tests)} for goal in experiment.goals],
+        "goals": [asdict(goal) | _measured(goal, rows, tests) for goal in experiment.goals],
         "figures": figures.write(runner, results, folder),
     }
     parts = [json.dumps(_kept(part, result, experiment.metric)) for part, result in results.items()]
@@ -125,20 +127,52 @@ def _tests(results: Results, metric: str) -> list[dict[str, Any]]:
                 pairs = _pairs(results, metric, [Part(column, v, k, 0) for v in (variant, other)])
                 if pairs and other != variant:
                     test = {"column": column, "candidates": k, "variant": variant, "against": other}
-                    tests.append(test | sign_test([gain for _, gain in pairs]) | _top(pairs))
+                    test["unsplit"] = sum(not _splits(results[Part(column, variant, k, seed)]) for seed in pairs)
+                    tests.append(test | _compared(pairs))
     return tests
 
 
-def _pairs(results: Results, metric: str, kinds: Sequence[Part]) -> list[tuple[tuple[int, float], float]]:
-    """((seed, the better score of the two), gain of the first over the second) of every image; more is better."""
+def _splits(result: Result) -> int:
+    return sum(entry["split"] for entry in result["splits"])
+
+
+Pair = tuple[float, float]  # the better score of the two, and the gain of the first over the second; more is better
+
+
+def _pairs(results: Results, metric: str, kinds: Sequence[Part]) -> dict[int, list[Pair]]:
+    """Every image, by seed, where both kinds were read from the same weights."""
     sign = 1 if metric == "ssim" else -1
-    pairs = []
+    pairs = {}
     for seed in sorted({part.seed for part in results}):
-        both = [results.get(Part(kind.column, kind.variant, kind.candidates, seed)) for kind in kinds]
-        if None not in both:
-            values = zip(*(result[metric] for result in both if result), strict=True)
-            pairs += [((seed, max(sign * a, sign * b)), sign * (a - b)) for a, b in values]
+        both = [results[part] for kind in kinds if (part := replace(kind, seed=seed)) in results]
+        if len(both) == 2 and len({result["training"]["weights"] for result in both}) == 1:
+            values = zip(*(result[metric] for result in both), strict=True)
+            pairs[seed] = [(max(sign * a, sign * b), sign * (a - b)) for a, b in values]
     return pairs
+
+
+def _compared(pairs: Mapping[int, Sequence[Pair]]) -> dict[str, Any]:
+    """The sign test over all images, what it comes to, and the paper's count on each seed's best images.
+
+    Images of one network are not independent of each other, and p is too small: a difference is one only if every seed
+    points the same way.
+    """
+    gains = {seed: [gain for _, gain in of_seed] for seed, of_seed in pairs.items()}
+    test = sign_test([gain for of_seed in gains.values() for gain in of_seed])
+    by_seed = [sign_test(of_seed) for of_seed in gains.values()]
+    verdict = "even"
+    for word, other in (("better", "worse"), ("worse", "better")):
+        if test["p"] < CERTAIN and all(seed[word] >= seed[other] for seed in by_seed):
+            verdict = word
+    best = [gain for of_seed in pairs.values() for _, gain in sorted(of_seed)[-TOP:] if gain]
+    return {
+        **test,
+        "verdict": verdict,
+        "images": sum(map(len, gains.values())),
+        "by seed": [[seed["better"], seed["worse"]] for seed in by_seed],
+        "top": len(best),
+        "top better": sum(gain > 0 for gain in best),
+    }
 
 
 def sign_test(gains: Sequence[float]) -> dict[str, float]:
@@ -152,17 +186,12 @@ def sign_test(gains: Sequence[float]) -> dict[str, float]:
     return {"better": better, "worse": worse, "p": float(p)}
 
 
-def _top(pairs: Sequence[tuple[tuple[int, float], float]]) -> dict[str, int]:
-    """The paper's count: of each seed's best images, by the better of both scores, how many gained."""
-    seeds = dict.fromkeys(seed for (seed, _), _ in pairs)
-    top = [pair for s in seeds for pair in sorted(pair for pair in pairs if pair[0][0] == s)[-TOP:]]
-    return {"top": len(top), "top better": sum(gain > 0 for _, gain in top)}
-
-
-def _measured(goal: Goal, rows: Sequence[dict[str, Any]], tests: Sequence[dict[str, Any]]) -> float | None:
-    """What a row, or a comparison with no splitting, came to."""
+def _measured(goal: Goal, rows: Sequence[dict[str, Any]], tests: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a row, or a comparison with no splitting, came to, and on how many seeds."""
     wanted = {"column": goal.column, "variant": goal.variant, "candidates": goal.candidates}
     if goal.measure == IMPROVED:
-        shares = [{**t, IMPROVED: 100 * t["better"] / max(1, t["better"] + t["worse"])} for t in tests]
-        rows, wanted = shares, wanted | {"against": "none"}
-    return next((row[goal.measure] for row in rows if wanted.items() <= row.items()), None)
+        rows = [{**t, IMPROVED: 100 * t["better"] / t["images"], "seeds": t["by seed"]} for t in tests]
+        wanted |= {"against": "none"}
+    nothing: dict[str, Any] = {"seeds": []}
+    row = next((row for row in rows if wanted.items() <= row.items()), nothing)
+    return {"measured": row.get(goal.measure), "on seeds": len(row["seeds"])}
