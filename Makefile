@@ -18,6 +18,7 @@ setup: $(VENV)/.ready
 
 $(VENV)/.ready: requirements.txt pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Palimpsest needs Python 3.11 or newer; set PYTHON=...")'
+	@echo "Installing into $(VENV); this takes a minute or more."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

@@ -12,7 +12,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.reproduce import Options, experiment, reproduce, scoreboard, summary
+from palimpsest.reproduce import Options, experiment, findings, reproduce, scoreboard, summary
 from palimpsest.reproduce.__main__ import main
 from palimpsest.reproduce.runner import Curve, Part, Runner
 from palimpsest.solver import Settings
@@ -230,10 +230,12 @@ def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tiny, tmp_path,
 
 
 def test_a_selection_that_selects_nothing_is_refused(tmp_path):
-    with pytest.raises(InvalidInputError, match=r"no part.*column: published, ours.*seed: 0, 1, 2"):
+    with pytest.raises(InvalidInputError, match=r"the seed 7; .*column: published, ours.*seed: 0, 1, 2"):
         reproduce(Options(("ntk-cifar10",), seed=(7,), out=tmp_path))
-    with pytest.raises(InvalidInputError, match="no part of ntk-cifar10, ntk-mnist is"):
+    with pytest.raises(InvalidInputError, match="the column path"):
         reproduce(Options(("ntk-cifar10", "ntk-mnist"), column=("path",), out=tmp_path))
+    with pytest.raises(InvalidInputError, match="all that was asked for"):
+        reproduce(Options(("unknown-n",), column=("published",), variant=("merging",), out=tmp_path))
     with pytest.raises(InvalidInputError, match="run it without --summarise first"):
         reproduce(Options(("ntk-cifar10",), summarise=True, out=tmp_path, docs=tmp_path))
     with pytest.raises(InvalidInputError, match="name an experiment"):
@@ -286,7 +288,8 @@ def test_the_scoreboard_says_what_was_found(tiny):
     (tiny / "docs" / "results" / "other.json").write_text('{"command": "something else"}')
     page = scoreboard.write(tiny / "docs").read_text()
     assert page.count("## ") == 2
-    assert "## Tiny" in page
+    assert "## tiny\n\nTiny." in page
+    assert "28 of 28 parts have been run" in page
     assert "21 gain SSIM by splitting" in page
     assert "**not reached**" in page
     assert "--column ours --variant equal-compute --candidates 4</pre>" in page
@@ -296,7 +299,7 @@ def test_the_scoreboard_says_what_was_found(tiny):
 def test_the_scoreboard_begins_with_all_columns_side_by_side(tiny):
     content = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())
     plain = [f"{r['mean SSIM']:.3f}, {r['above 0.4']:.1f}" for r in content["rows"] if r["variant"] == "none"]
-    line = f"| Tiny | mean SSIM, above 0.4 | {' | '.join(plain)} |"
+    line = f"| tiny | mean SSIM, above 0.4 | {' | '.join(plain)} |"
     assert line not in scoreboard.page([content])  # 4 candidates for 8 images
     content["training"]["images"] = 4
     assert line in scoreboard.page([content])
@@ -308,6 +311,7 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     content["tests"] = [
         {"column": "ours", "candidates": 4, "variant": v, "against": other, "better": b, "worse": w, "p": 0.5}
         | {"verdict": verdict, "by seed": [[b, w]], "unsplit": 0, "top": 2, "top better": 1}
+        | {"mean SSIM": [0.5, 0.6], "recovered": [3.0, 4.0]}
         for v in ("merging", "splitting")
         for other, (b, w, verdict) in fixed.items()
     ]
@@ -334,7 +338,7 @@ def results_of(values, metric="ssim", weights="same"):
     """One result for each (variant, seed), with the given scores."""
     training = {"weights": weights}
     return {
-        Part("ours", variant, 4, seed): {metric: scores, "training": training, "splits": [{"split": 2}]}
+        Part("ours", variant, 4, seed): {metric: scores, "training": training, "splits": [{"split": 2}], "recovered": 1}
         for (variant, seed), scores in values.items()
     }
 
@@ -371,12 +375,18 @@ def test_a_difference_is_one_where_every_seed_agrees(by_seed, verdict):
     assert summary._compared(pairs)["verdict"] == verdict
 
 
-@pytest.mark.parametrize(("verdict", "words"), [("better", "helps"), ("worse", "hurts"), ("even", "does not help")])
+@pytest.mark.parametrize(
+    ("verdict", "words"), [("better", "helps"), ("worse", "hurts"), ("even", "makes no clear difference")]
+)
 def test_a_finding_is_plain(verdict, words):
-    test = {"better": 9, "worse": 1, "p": 0.02, "top": 25, "top better": 21, "verdict": verdict}
+    test = {"better": 9, "worse": 1, "p": 0.001, "top": 25, "top better": 21, "verdict": verdict}
     test |= {"by seed": [[9, 1], [0, 0]], "unsplit": 1}
-    sentence = scoreboard._finding("ours", 60, "splitting", [test | {"against": a} for a in ("none", "random")])
+    test |= {"mean SSIM": [0.5, 0.6], "recovered": [3.0, 4.5]}
+    tests = [test | {"against": against} for against in ("none", "random")]
+    sentence = findings.comparison("ours", 60, "splitting", tests, seeds=3)
+    assert "mean SSIM 0.5 → 0.6; recovered 3 → 4.5" in sentence
     assert "on 1 of 2 seeds nothing was split" in sentence
-    assert f"splitting {words}**" in sentence
+    assert ("seeds disagree" in sentence) == (verdict == "even")
+    assert f"splitting {words}** (2 of 3 seeds):" in sentence
     assert "21 of 25" in sentence
-    assert sentence.endswith("random.")
+    assert sentence.endswith("random (2 of 3 seeds).")

@@ -43,8 +43,8 @@ class Options:
     budget: float | None = None
     """Seconds after which no part should be running: none is started that would not end in time."""
     workers: int = 1
-    """Processes side by side, each with all of one experiment and seed; on a GPU its multi-process service lets them
-    share it rather than take turns."""
+    """Processes side by side, each with one seed of an experiment at a time; on a GPU, its multi-process service lets
+    them share it rather than take turns. On CPUs each has its share of the cores, and rounds as so many threads do."""
     summarise: bool = False
     """Run nothing; write results, figures and the scoreboard from the parts that are there."""
     out: Path = Path("runs/reproduce")
@@ -57,7 +57,7 @@ class Options:
 
 def reproduce(options: Options) -> None:
     """Run or sum up the experiments that are asked for, in that order."""
-    names = dict.fromkeys(experiment.names() if options.names == ("all",) else options.names)
+    names = dict.fromkeys(n for name in options.names for n in (experiment.names() if name == "all" else [name]))
     if not names:
         raise InvalidInputError(f"name an experiment: {', '.join(experiment.names())}, or all")
     if options.workers < 1:
@@ -67,10 +67,8 @@ def reproduce(options: Options) -> None:
         for runner in runners.values():
             _summarise(runner, options)
         return
+    _refuse_what_there_is_not(options, [part for runner in runners.values() for part in runner.parts()])
     parts = {name: _parts(runner, options) for name, runner in runners.items()}
-    if not any(parts.values()):
-        every = [part for runner in runners.values() for part in runner.parts()]
-        raise InvalidInputError(f"no part of {', '.join(names)} is as asked for; {_choices(every)}")
     ends = math.inf if options.budget is None else time.monotonic() + options.budget
     if options.workers == 1:
         for name in filter(parts.get, names):
@@ -87,7 +85,11 @@ def _runner(name: str, options: Options) -> Runner:
 
 
 def _parts(runner: Runner, options: Options) -> list[Part]:
-    return runner.parts(Selection(options.column, options.variant, options.candidates, options.seed))
+    return runner.parts(_selection(options))
+
+
+def _selection(options: Options) -> Selection:
+    return Selection(options.column, options.variant, options.candidates, options.seed)
 
 
 # --- several processes --------------------------------------------------------------------------
@@ -152,10 +154,17 @@ def _expected(runner: Runner, part: Part) -> float:
     return max((result["seconds"] for result in done if result), default=0.0)
 
 
-def _choices(parts: list[Part]) -> str:
-    """What there is to select from, in words."""
-    values = {f.name: dict.fromkeys(getattr(part, f.name) for part in parts) for f in fields(Part)}
-    return "; ".join(f"{name}: {', '.join(map(str, them))}" for name, them in values.items())
+def _refuse_what_there_is_not(options: Options, parts: list[Part]) -> None:
+    """A selection must be one of parts that there are."""
+    wanted = {f.name: getattr(options, f.name) for f in fields(Part)}
+    there = {name: dict.fromkeys(getattr(part, name) for part in parts) for name in wanted}
+    choices = "; ".join(f"{name}: {', '.join(map(str, them))}" for name, them in there.items())
+    for name, values in wanted.items():
+        for value in values:
+            if value not in there[name]:
+                raise InvalidInputError(f"no part has the {name} {value}; choose from {choices}")
+    if not any(part in _selection(options) for part in parts):
+        raise InvalidInputError(f"no part has all that was asked for; choose from {choices}")
 
 
 def _line(result: dict[str, Any]) -> str:

@@ -40,7 +40,8 @@ def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
         write_atomically(folder / f"{name}-curves.png", _curves(runner, results, drawn))
         written[f"{name}-curves.png"] = (
             f"Loss and mean {runner.experiment.metric.upper()} on the way (seed {runner.seeds[0]}; dashed without,"
-            " solid with splitting), and every image of every seed without (across) against with splitting (up)."
+            " solid with splitting, after which annealing begins anew, with a smooth network whose loss is larger),"
+            " and every image of every seed without (across) against with splitting (up)."
         )
     if followed := _followed(runner, results):
         write_atomically(folder / f"{name}-trajectories.png", _trajectories(runner, results, followed))

@@ -105,8 +105,6 @@ class Runner:
         self.execution = pal.Execution(mode="compiled-graph" if compiles else "auto")
         self.data = lru_cache(maxsize=None)(self._data)
         self.network = lru_cache(maxsize=None)(self._network)
-        for name in ("networks", "pictures"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
 
     # --- which parts there are, and which are done -----------------------------------------------
 
@@ -203,6 +201,8 @@ class Runner:
 
     def _run(self, part: Part) -> dict[str, Any]:
         column, data = self.experiment.columns[part.column], self.data(part.seed)
+        for name in ("networks", "pictures"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
         model, initial, facts = self.network(part.seed)
         objective = column.objective(model, initial, self.experiment.training.loss)
         if part.variant in AS_MUCH_AS_SPLITTING:

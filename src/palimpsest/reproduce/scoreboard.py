@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from palimpsest.reproduce import findings
 from palimpsest.reproduce.experiment import CONTROLS, VARIANTS
 from palimpsest.reproduce.summary import CERTAIN, FORMAT
 from palimpsest.storage import write_atomically
@@ -31,7 +32,8 @@ splitting, with it, and with its controls. The known methods for logistic and cr
 weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
 *path* are told the mean image that was subtracted before training. This page and its figures are made by `palimpsest
 reproduce NAME --summarise` from `results/`, which holds every number, and every row has a command that makes it again.
-Rows are means over seeds; k is the number of candidates at the start. An image is matched with the candidate of the
+Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a
+control of). An image is matched with the candidate of the
 largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
 "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows above 0.4 is worth only
 as much as it exceeds that. On MNIST, where any digit on black has an SSIM of 0.4 with many another, it is worth little.
@@ -51,21 +53,28 @@ candidates without an image must be far smaller, and not only of another kind, w
 miscounted for lack of it, as seed 16 would have been. How the networks of the KKT experiments are trained was chosen on
 seed 11 as well: a thousand or two steps without momentum left more images to be read there than long training with
 momentum did. They are further from a point of maximum margin, which *published* and *ours* assume, and numbers for
-networks that were trained otherwise are not comparable.
+networks that were trained otherwise are not comparable. This early stop is why their trainings are said below not to
+have converged.
 
 The variants:
 
 """
 GLANCE_AT_SPLITTING = f"""\
 Splitting against no splitting and against its controls: on how many images, over all seeds that were run, it is better,
-and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed).
+and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed). A blank was not run; *path*, and
+experiments that are none of the paper's, have no controls, and where a column starts from several numbers of candidates
+they may be run from the fewest alone.
 
 """
 
 
 def write(docs: Path) -> Path:
     """Write scoreboard.md from all results beside it."""
-    results = [content for path in sorted((docs / "results").glob("*.json")) if (content := _read(path))]
+    results = [
+        content
+        for path in sorted((docs / "results").glob("*.json"), key=lambda path: path.stem)
+        if (content := _read(path))
+    ]
     path = docs / "scoreboard.md"
     write_atomically(path, page(results).encode())
     return path
@@ -80,15 +89,18 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     """The whole page, in Markdown."""
     variants = "\n".join(f"- *{name}*: {words}" for name, words in VARIANTS.items())
     sections = ["\n\n".join(_section(content)) for content in results]
-    return "\n\n".join([HEAD + variants, _overview(results), _splitting_at_a_glance(results), *sections]) + "\n"
+    glance = ["## At a glance", _progress(results), _overview(results), _splitting_at_a_glance(results)]
+    return "\n\n".join([HEAD + variants, *filter(None, glance), *sections]) + "\n"
 
 
 def _section(content: dict[str, Any]) -> Iterator[str]:
-    yield f"## {content['title']}"
+    yield f"## {content['experiment']}"
+    yield f"{content['title']}."
     yield f"**The paper:** {content['paper'].strip()}"
-    yield "**What we find:**\n\n" + "\n".join(_findings(content))
+    yield "**What we find:**\n\n" + "\n".join(findings.findings(content))
     if content["goals"]:
-        yield "**Asked for:**\n\n" + "\n".join(_goal(goal, len(content["seeds"])) for goal in content["goals"])
+        aims = [findings.aim(goal, len(content["seeds"])) for goal in content["goals"]]
+        yield "**Aims, set beforehand:**\n\n" + "\n".join(aims)
     yield _table(content)
     yield _commands(content)
     if content["missing"]:
@@ -98,64 +110,6 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
     yield from (f"![{caption}](results/{name})\n\n*{caption}*" for name, caption in content["figures"].items())
     yield "\n".join(f"- Network of seed {network['seed']}: {network['summary']}" for network in content["networks"])
     yield f"Made on: {', '.join(content['devices'])}. All parts: `{content['command']}`"
-
-
-# --- what splitting does, in words --------------------------------------------------------------
-
-
-def _findings(content: dict[str, Any]) -> Iterator[str]:
-    kinds = dict.fromkeys((test["column"], test["candidates"], test["variant"]) for test in content["tests"])
-    for kind in kinds:
-        tests = [t for t in content["tests"] if (t["column"], t["candidates"], t["variant"]) == kind]
-        yield _finding(*kind, tests)
-    for row in content["rows"]:
-        if row["variant"] == "merging":
-            counts = f"{row['final candidates']:.0f} candidates; there are {content['training']['images']} images"
-            yield f"- {row['column']}, k = {row['candidates']}: splitting and merging end with {counts}."
-    spans = {network.get("images by the span") for network in content["networks"]} - {None}
-    if spans:
-        yield f"- The first layer's change alone gives the number of images as {', '.join(map(str, sorted(spans)))}."
-    if len(content["networks"]) > len({network["seed"] for network in content["networks"]}):
-        yield "- Some seeds were trained more than once, so that not all parts were read from the same weights."
-    if not kinds and not spans:
-        yield "- Nothing yet: there is no run with splitting to compare."
-
-
-def _finding(column: str, k: int, variant: str, tests: Sequence[dict[str, Any]]) -> str:
-    """One sentence on whether splitting helps, and one on what of that its controls leave."""
-    verdicts = {test["against"]: test["verdict"] for test in tests}
-    plain = next((test for test in tests if test["against"] == "none"), None)
-    words = {"better": "helps", "worse": "hurts", "even": "does not help"}
-    text = f"- **{column}, k = {k}: {variant} "
-    if plain is None:
-        text += "was not compared with no splitting.**"
-    else:
-        count = f"better on {plain['better']} images, worse on {plain['worse']}, p = {plain['p']:.1g}"
-        best = f"of each seed's 25 best, {plain['top better']} of {plain['top']} gained"
-        unsplit = (
-            f"; on {plain['unsplit']} of {len(plain['by seed'])} seeds nothing was split" if plain["unsplit"] else ""
-        )
-        text += f"{words[verdicts['none']]}** ({count}; {best}{unsplit})."
-    against = {word: [name for name in verdicts if name != "none" and verdicts[name] == word] for word in words}
-    phrases = {"better": "better than", "even": "not to be told from", "worse": "worse than"}
-    rest = [f"{phrase} {', '.join(against[word])}" for word, phrase in phrases.items() if against[word]]
-    return text + (f" It is {'; '.join(rest)}." if rest else "")
-
-
-def _goal(goal: dict[str, Any], seeds: int) -> str:
-    least = goal["at_least"] is not None
-    bound, measured = goal["at_least"] if least else goal["at_most"], goal["measured"]
-    what = f"{goal['column']}, {goal['variant']}, k = {goal['candidates']}: {goal['measure']}"
-    asked = f"{'at least' if least else 'at most'} {bound:g}"
-    if measured is None:
-        return f"- {what} {asked}: not measured yet"
-    reached = measured >= bound if least else measured <= bound
-    fewer = _fewer(goal["on seeds"], seeds)
-    return f"- {what} {asked}: {measured:.4g}{fewer}, {'reached' if reached else '**not reached**'}"
-
-
-def _fewer(seeds: int, all_seeds: int) -> str:
-    return f" ({seeds} of {all_seeds} seeds)" if seeds < all_seeds else ""
 
 
 # --- tables -------------------------------------------------------------------------------------
@@ -176,6 +130,14 @@ def _commands(content: dict[str, Any]) -> str:
     return f"<details><summary>The command for each row</summary><pre>{lines}</pre></details>"
 
 
+def _progress(results: Sequence[dict[str, Any]]) -> str:
+    missing = sum(
+        count for content in results for of_column in content["missing"].values() for count in of_column.values()
+    )
+    done = sum(len(content["parts"]) for content in results)
+    return f"{done} of {done + missing} parts have been run."
+
+
 def _overview(results: Sequence[dict[str, Any]]) -> str:
     """The columns side by side, each without splitting from most candidates; nothing where even these are too few."""
     names = list(dict.fromkeys(name for content in results for name in content["columns"]))
@@ -187,11 +149,11 @@ def _overview(results: Sequence[dict[str, Any]]) -> str:
             return "–"
         best = max(rows, key=lambda row: row["candidates"])
         values = ", ".join(SHOWN[name].format(best[name]) for name in GLANCE[content["metric"]])
-        return values + _fewer(len(best["seeds"]), len(content["seeds"]))
+        return values + findings.fewer(len(best["seeds"]), len(content["seeds"]))
 
-    rows = [[c["title"], ", ".join(GLANCE[c["metric"]]), *(cell(c, name) for name in names)] for c in results]
+    rows = [[c["experiment"], ", ".join(GLANCE[c["metric"]]), *(cell(c, name) for name in names)] for c in results]
     rows = [row for row in rows if set(row[2:]) != {"–"}]
-    return "## At a glance\n\n" + _markdown(["without splitting, from most candidates", "", *names], rows)
+    return _markdown(["without splitting, from most candidates", "", *names], rows) if rows else ""
 
 
 def _splitting_at_a_glance(results: Sequence[dict[str, Any]]) -> str:
@@ -215,7 +177,7 @@ def _missing(missing: dict[str, dict[str, int]]) -> str:
 
 def _tests(tests: Sequence[dict[str, Any]], metric: str) -> str:
     def row(of: dict[str, Any]) -> list[str]:
-        counts = [of["better"], of["worse"], f"{of['p']:.1g}", f"{of['top better']} of {of['top']}"]
+        counts = [of["better"], of["worse"], f"{of['p']:.2g}", f"{of['top better']} of {of['top']}"]
         return [of["column"], str(of["candidates"]), f"{of['variant']} against {of['against']}", *map(str, counts)]
 
     head = ["column", "k", f"by {metric.upper()}", "better", "worse", "p", "of the best 25 a seed, better"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
@@ -113,7 +113,7 @@ def _rows(runner: Runner, results: Results) -> list[dict[str, Any]]:
                 parts = [Part(name, variant, k, seed) for seed in runner.seeds]
                 if found := {part.seed: results[part] for part in parts if part in results}:
                     row = {"column": name, "variant": variant, "candidates": k, "seeds": sorted(found)}
-                    row |= {m: float(f"{fmean(map(f, found.values())):.5g}") for m, f in MEASURES.items()}
+                    row |= {measure: _mean(measure, found.values()) for measure in MEASURES}
                     rows.append(row)
     return rows
 
@@ -127,13 +127,16 @@ def _tests(results: Results, metric: str) -> list[dict[str, Any]]:
                 pairs = _pairs(results, metric, [Part(column, v, k, 0) for v in (variant, other)])
                 if pairs and other != variant:
                     test = {"column": column, "candidates": k, "variant": variant, "against": other}
-                    test["unsplit"] = sum(not _splits(results[Part(column, variant, k, seed)]) for seed in pairs)
+                    with_, without = ([results[Part(column, v, k, seed)] for seed in pairs] for v in (variant, other))
+                    test["unsplit"] = sum(not any(entry["split"] for entry in result["splits"]) for result in with_)
+                    for name in ("mean " + metric.upper(), "recovered"):
+                        test[name] = [_mean(name, without), _mean(name, with_)]
                     tests.append(test | _compared(pairs))
     return tests
 
 
-def _splits(result: Result) -> int:
-    return sum(entry["split"] for entry in result["splits"])
+def _mean(measure: str, results: Iterable[Result]) -> float:
+    return float(f"{fmean(map(MEASURES[measure], results)):.5g}")
 
 
 Pair = tuple[float, float]  # the better score of the two, and the gain of the first over the second; more is better
