@@ -139,21 +139,26 @@ def _progress(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _overview(results: Sequence[dict[str, Any]]) -> str:
-    """The columns side by side, each without splitting from most candidates; nothing where even these are too few."""
+    """The columns side by side, without and with splitting from most candidates; nothing where these are too few."""
     names = list(dict.fromkeys(name for content in results for name in content["columns"]))
 
-    def cell(content: dict[str, Any], column: str) -> str:
-        rows = [row for row in content["rows"] if (row["column"], row["variant"]) == (column, "none")]
-        rows = [row for row in rows if row["candidates"] >= content["training"]["images"]]
-        if not rows:
-            return "–"
-        best = max(rows, key=lambda row: row["candidates"])
-        values = ", ".join(SHOWN[name].format(best[name]) for name in GLANCE[content["metric"]])
-        return values + findings.fewer(len(best["seeds"]), len(content["seeds"]))
+    def cell(content: dict[str, Any], column: str, measure: str) -> str:
+        k = max(content["columns"][column]["candidates"]) if column in content["columns"] else 0
+        rows = {row["variant"]: row for row in content["rows"] if (row["column"], row["candidates"]) == (column, k)}
+        if k < content["training"]["images"] or "none" not in rows:
+            return ""
+        shown = [rows[variant] for variant in ("none", "splitting") if variant in rows]
+        seeds = min(len(row["seeds"]) for row in shown)
+        values = " → ".join(SHOWN[measure].format(row[measure]) for row in shown)
+        return values + findings.fewer(seeds, len(content["seeds"]))
 
-    rows = [[c["experiment"], ", ".join(GLANCE[c["metric"]]), *(cell(c, name) for name in names)] for c in results]
-    rows = [row for row in rows if set(row[2:]) != {"–"}]
-    return _markdown(["without splitting, from most candidates", "", *names], rows) if rows else ""
+    lines = [
+        [content["experiment"], measure, *(cell(content, name, measure) for name in names)]
+        for content in results
+        for measure in GLANCE[content["metric"]]
+    ]
+    lines = [line for line in lines if any(line[2:])]
+    return _markdown(["from most candidates: without → with splitting", "", *names], lines) if lines else ""
 
 
 def _splitting_at_a_glance(results: Sequence[dict[str, Any]]) -> str:
