@@ -63,7 +63,7 @@ class Train:
         if fit.kkt_residual is not None:
             margin = "" if fit.normalised_margin is None else f", normalised margin {fit.normalised_margin:.3g}"
             print(f"KKT residual {fit.kkt_residual:.3g} (0 at the maximum margin){margin}.")
-        print(f"Weights are in {self.out}, from which palimpsest reconstruct {self.out} reads")
+        print(f"Weights are in {self.out}; palimpsest reconstruct {self.out} reads them.")
 
 
 @dataclass
@@ -106,7 +106,7 @@ class Reconstruct:
                 )
             except KeyboardInterrupt:
                 raise InterruptedRunError(INTERRUPTED) from None
-        print(f"Candidates are in {self.folder}, where palimpsest report {self.folder} judges them")
+        print(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them.")
 
 
 @dataclass
