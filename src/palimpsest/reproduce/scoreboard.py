@@ -30,8 +30,9 @@ HEAD = """# Scoreboard
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
 weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
-*path* are told the mean image that was subtracted before training. This page and its figures are made by `palimpsest
-reproduce NAME --summarise` from `results/`, which holds every number, and every row has a command that makes it again.
+*path* are told the mean image that was subtracted before training. `palimpsest reproduce NAME --summarise` makes this
+page, its figures and `results/`, which holds every number, from the parts that were run; every row has a command that
+makes it again.
 Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a
 control of). An image is matched with the candidate of the
 largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
@@ -43,6 +44,9 @@ times; parts that ran side by side on one device slowed each other down.
 Tests are two-sided sign tests over images, pooled over seeds. Images of one network are not independent of each other,
 so p-values are too small: a difference is called one only where p < 0.01 and every seed points the same way. Compared
 are only parts that were read from the same weights.
+
+Aims are figures that were set before the settings were chosen; which column, and from how many candidates, is to reach
+them was decided later.
 
 **How settings were chosen.** Those of *ours* and *path* were tried on seed 11, with images that no reported seed trains
 on or holds out (`--tuning`); of the many ways tried there the best was kept. The reported seeds had been read before,
@@ -100,7 +104,7 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
     yield "**What we find:**\n\n" + "\n".join(findings.findings(content))
     if content["goals"]:
         aims = [findings.aim(goal, len(content["seeds"])) for goal in content["goals"]]
-        yield "**Aims, set beforehand:**\n\n" + "\n".join(aims)
+        yield "**Aims:**\n\n" + "\n".join(aims)
     yield _table(content)
     yield _commands(content)
     if content["missing"]:
