@@ -279,7 +279,8 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
     assert mean == next(
         row["mean SSIM"] for row in content["rows"] if (row["column"], row["variant"]) == ("ours", "none")
     )
-    assert improved == pytest.approx(100 * test["better"] / (test["better"] + test["worse"]))
+    assert improved == row[summary.IMPROVED] == pytest.approx(100 * test["better"] / test["images"])
+    assert all((row[summary.IMPROVED] is None) == (row["variant"] == "none") for row in content["rows"])
     assert sorted(content["figures"]) == ["tiny-curves.png", "tiny-images.png", "tiny-trajectories.png"]
     assert all(0 < (results / name).stat().st_size < 250_000 for name in content["figures"])
 
@@ -319,6 +320,7 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     page = scoreboard.page([content])
     assert "| splitting | column | k | none | random | duplicate |" in page
     assert "| tiny | ours | 4 | ↑ 15:1 | 8:8 | ↓ 1:15 |" in page
+    assert "| ours | 1 / 0 / 0 | 0 / 1 / 0 | 0 / 0 / 1 |" in page
 
 
 def test_what_was_not_run_is_said(tiny, tmp_path):

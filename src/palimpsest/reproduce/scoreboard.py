@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from palimpsest.reproduce import findings
 from palimpsest.reproduce.experiment import CONTROLS, VARIANTS
-from palimpsest.reproduce.summary import CERTAIN, FORMAT
+from palimpsest.reproduce.summary import CERTAIN, FORMAT, IMPROVED
 from palimpsest.storage import write_atomically
 
 SHOWN = {
@@ -22,6 +23,7 @@ SHOWN = {
     "held-out above 0.4": "{:.1f}",
     "recovered": "{:.1f}",
     "seconds": "{:.1f}",
+    IMPROVED: "{:.0f}",
 }
 MARKS = {"better": "↑ ", "even": "", "worse": "↓ "}
 GLANCE = {"ssim": ("mean SSIM", "above 0.4"), "l2": ("mean L2", "best-25 L2")}  # in the overview, by metric
@@ -67,9 +69,8 @@ GLANCE_AT_SPLITTING = f"""\
 Splitting against no splitting and against its controls: on how many images, over all seeds that were run, it is better,
 and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed). A blank was not run; *path*, and
 experiments that are none of the paper's, have no controls, and where a column starts from several numbers of candidates
-they may be run from the fewest alone.
-
-"""
+they may be run from the fewest alone."""
+TALLY = "In how many of these rows splitting is better, without a clear difference, and worse:"
 
 
 def write(docs: Path) -> Path:
@@ -121,7 +122,7 @@ def _section(content: dict[str, Any]) -> Iterator[str]:
 
 def _table(content: dict[str, Any]) -> str:
     def row(of: dict[str, Any]) -> list[str]:
-        numbers = [form.format(of[name]) for name, form in SHOWN.items()]
+        numbers = ["" if of[name] is None else form.format(of[name]) for name, form in SHOWN.items()]
         return [of["column"], of["variant"], str(of["candidates"]), *numbers, str(len(of["seeds"]))]
 
     return _markdown(["column", "variant", "k", *SHOWN, "seeds"], map(row, content["rows"]))
@@ -166,7 +167,7 @@ def _overview(results: Sequence[dict[str, Any]]) -> str:
 
 
 def _splitting_at_a_glance(results: Sequence[dict[str, Any]]) -> str:
-    """Every comparison of splitting with what it should beat."""
+    """Every comparison of splitting with what it should beat, and what they come to."""
     tests = [(content["experiment"], test) for content in results for test in content["tests"]]
     found = {(name, t["column"], t["candidates"], t["against"]): t for name, t in tests if t["variant"] == "splitting"}
     against = [other for other in ("none", *CONTROLS) if any(key[3] == other for key in found)]
@@ -174,9 +175,15 @@ def _splitting_at_a_glance(results: Sequence[dict[str, Any]]) -> str:
     def cell(test: dict[str, Any] | None) -> str:
         return "" if test is None else f"{MARKS[test['verdict']]}{test['better']}:{test['worse']}"
 
+    def tally(column: str, other: str) -> str:
+        verdicts = Counter(test["verdict"] for key, test in found.items() if (key[1], key[3]) == (column, other))
+        return " / ".join(str(verdicts[verdict]) for verdict in MARKS) if verdicts else ""
+
     kinds = dict.fromkeys(key[:3] for key in found)
     rows = [[*map(str, kind), *(cell(found.get((*kind, other))) for other in against)] for kind in kinds]
-    return GLANCE_AT_SPLITTING + _markdown(["splitting", "column", "k", *against], rows)
+    totals = [[column, *(tally(column, other) for other in against)] for column in dict.fromkeys(k[1] for k in kinds)]
+    singly, together = ["splitting", "column", "k", *against], ["better / even / worse", *against]
+    return "\n\n".join([GLANCE_AT_SPLITTING, _markdown(singly, rows), TALLY, _markdown(together, totals)])
 
 
 def _missing(missing: dict[str, dict[str, int]]) -> str:
