@@ -43,7 +43,6 @@ docs: setup
 
 smoke: setup
 	$(BIN)/palimpsest reproduce all --small
-	$(BIN)/palimpsest reproduce all --small --summarise
 
 format: setup
 	$(BIN)/ruff check --fix .

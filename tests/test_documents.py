@@ -27,5 +27,12 @@ def test_a_new_method_takes_at_most_forty_lines():
     assert len(method.splitlines()) <= 40
 
 
+def test_the_readme_shows_lines_of_the_scoreboard():
+    scoreboard = (ROOT / "docs" / "scoreboard.md").read_text().splitlines()
+    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if "→" in line and line.startswith("|")]
+    assert len(shown) > 3
+    assert set(shown) <= set(scoreboard)
+
+
 def test_the_tables_of_the_documents_are_those_of_the_measurements():
     subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)

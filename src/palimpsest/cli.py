@@ -289,8 +289,8 @@ class Audit:
 class Reproduce:
     """Run an experiment of the paper, as published and as we do it, with every control; finished parts are kept.
 
-    Give the same command again to go on, and --summarise to turn the finished parts into results, figures and the
-    scoreboard. `all` stands for every experiment.
+    Give the same command again to go on. What was run is summed up in scoreboard.md, with tables and figures, beside
+    the finished parts. `all` stands for every experiment.
 
         palimpsest reproduce ntk-cifar10 --data-root DATA
         palimpsest reproduce ntk-cifar10 --small

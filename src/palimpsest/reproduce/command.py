@@ -1,11 +1,13 @@
-"""What `palimpsest reproduce` does: run the parts that are missing, or sum up those that are there."""
+"""What `palimpsest reproduce` does: run the parts that are missing, and sum up those that are there."""
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
 import time
+from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
@@ -46,17 +48,17 @@ class Options:
     """Processes side by side, each with one seed of an experiment at a time; on a GPU, its multi-process service lets
     them share it rather than take turns. On CPUs each has its share of the cores, and rounds as so many threads do."""
     summarise: bool = False
-    """Run nothing; write results, figures and the scoreboard from the parts that are there."""
+    """Run nothing; sum up the parts that are there in the documents (--docs), and not only beside them."""
     out: Path = Path("runs/reproduce")
     """Where parts are kept."""
     docs: Path = Path("docs")
-    """Where results, figures and the scoreboard go; small and tuning runs keep theirs beside their parts."""
+    """Where --summarise puts results, figures and scoreboard; small and tuning runs have theirs beside their parts."""
     data_root: Path | None = None
     """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA."""
 
 
 def reproduce(options: Options) -> None:
-    """Run or sum up the experiments that are asked for, in that order."""
+    """Run the experiments that are asked for, in that order, and sum them up."""
     names = dict.fromkeys(n for name in options.names for n in (experiment.names() if name == "all" else [name]))
     if not names:
         raise InvalidInputError(f"name an experiment: {', '.join(experiment.names())}, or all")
@@ -64,28 +66,28 @@ def reproduce(options: Options) -> None:
         raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
     if options.summarise:
-        for runner in runners.values():
-            _summarise(runner, options)
-        return
+        _sum_up(runners.values(), options, None if options.small or options.tuning else options.docs)
+    else:
+        _run_all(runners, options)
+        _sum_up([runner for runner in runners.values() if _done(runner)], options, None)
+
+
+def _run_all(runners: dict[str, Runner], options: Options) -> None:
     _refuse_what_there_is_not(options, [part for runner in runners.values() for part in runner.parts()])
-    parts = {name: _parts(runner, options) for name, runner in runners.items()}
+    parts = {name: runner.parts(_selection(options)) for name, runner in runners.items()}
     ends = math.inf if options.budget is None else time.monotonic() + options.budget
     if options.workers == 1:
-        for name in filter(parts.get, names):
+        for name in filter(parts.get, runners):
             _run(runners[name], options, ends)
     else:
-        seeds = {name: dict.fromkeys(part.seed for part in parts[name]) for name in names}
-        _side_by_side([(name, replace(options, seed=(seed,)), ends) for name in names for seed in seeds[name]])
+        seeds = {name: dict.fromkeys(part.seed for part in parts[name]) for name in runners}
+        _side_by_side([(name, replace(options, seed=(seed,)), ends) for name in runners for seed in seeds[name]])
 
 
 def _runner(name: str, options: Options) -> Runner:
     known = experiment.load(name, small=options.small)
     suffix = "-small" * options.small + "-tuning" * options.tuning
     return Runner(known, options.out / (known.name + suffix), tuning=options.tuning, data_root=options.data_root)
-
-
-def _parts(runner: Runner, options: Options) -> list[Part]:
-    return runner.parts(_selection(options))
 
 
 def _selection(options: Options) -> Selection:
@@ -132,7 +134,7 @@ def _run_aside(name: str, options: Options, ends: float) -> None:
 
 
 def _run(runner: Runner, options: Options, ends: float) -> None:
-    name, parts = runner.experiment.name, _parts(runner, options)
+    name, parts = runner.experiment.name, runner.parts(_selection(options))
     missing = [part for part in parts if runner.done(part) is None]
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
@@ -173,12 +175,32 @@ def _line(result: dict[str, Any]) -> str:
     return ", ".join(f"{name} {measured[name]:.3g}" for name in shown)
 
 
-def _summarise(runner: Runner, options: Options) -> None:
+# --- summing up ---------------------------------------------------------------------------------
+
+
+def _sum_up(runners: Collection[Runner], options: Options, docs: Path | None) -> None:
+    """Results and figures of every experiment and a page of all, in a folder, or of each beside its parts."""
     given = " --small" * options.small + " --tuning" * options.tuning
-    if not any(runner.done(part) for part in runner.parts()):
-        name = runner.experiment.name
+    for runner in runners:
+        _refuse_to_lose(runner, docs)
+    for runner in runners:
+        summary.write(runner, (docs or runner.folder) / "results", given)
+    for folder in dict.fromkeys(docs or runner.folder for runner in runners):
+        print(f"Results and figures: {scoreboard.write(folder)}", flush=True)
+
+
+def _refuse_to_lose(runner: Runner, docs: Path | None) -> None:
+    """There must be something to sum up, and in the documents no less than was summed up before."""
+    name, done = runner.experiment.name, _done(runner)
+    if not done:
         raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
-    docs = runner.folder if given else options.docs
-    page = summary.write(runner, docs / "results", given)
-    scoreboard.write(docs)
-    print(f"{runner.experiment.name}: {page} and {docs / 'scoreboard.md'}", flush=True)
+    if docs is not None and (path := docs / "results" / f"{name}.json").exists():
+        before = len(json.loads(path.read_text(encoding="utf-8"))["parts"])
+        if done < before:
+            raise InvalidInputError(
+                f"{path} sums up {before} parts and {runner.folder} holds {done}; run the rest, or give other --docs"
+            )
+
+
+def _done(runner: Runner) -> int:
+    return sum(runner.done(part) is not None for part in runner.parts())

@@ -69,8 +69,6 @@ class Column:
     candidates: tuple[int, ...]
     steps: int
     variants: tuple[str, ...]
-    controlled: Literal["all", "fewest"] = "all"
-    """From how many candidates controls are run: from all numbers, or from the fewest alone."""
     from_initial: bool = False
     """Read what training added to the initial weights, whatever the loss, and not the trained weights alone."""
     at: float | tuple[float, ...] = 1.0
@@ -85,10 +83,6 @@ class Column:
     whitening: float = 0.0
     splitting: dict[str, Any]
     merging: dict[str, Any] | None = None
-
-    def sizes(self, variant: str) -> tuple[int, ...]:
-        """The numbers of candidates that a variant starts from."""
-        return (min(self.candidates),) if variant in CONTROLS and self.controlled == "fewest" else self.candidates
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
@@ -193,7 +187,7 @@ def _table(name: str) -> dict[str, Any]:
 
 
 def _overlaid(below: Any, above: Any) -> Any:
-    """Tables are merged name by name; anything else replaces what it is laid over. Priors are replaced as a whole."""
+    """Tables are merged name by name; anything else, priors and policies too, replaces what it is laid over."""
     if not isinstance(below, dict) or not isinstance(above, dict):
         return above
     whole = {name: value for name, value in above.items() if name in ("priors", "splitting", "merging")}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from palimpsest.reproduce.runner import PICTURED, Part, Runner
+from palimpsest.reproduce.runner import PICTURED, Part, Results, Runner
 from palimpsest.storage import load_tensors, write_atomically
 
 ZOOM = 2
@@ -23,7 +23,6 @@ RANKS = {  # by what they gain from splitting: which images stand for all
     "the one that it harms most": 0.0,
 }
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
-Results = Mapping[Part, dict[str, Any]]
 
 
 def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
@@ -65,11 +64,21 @@ def _shown(runner: Runner, results: Results) -> list[Part]:
 def _plate(runner: Runner, results: Results, shown: list[Part]) -> bytes:
     """Rows of images, chosen by the better score with and without splitting in the last column."""
     metric, last = runner.experiment.metric, [part for part in shown if part.column == shown[-1].column]
-    scores = np.array([results[part][metric] for part in last])
-    order = np.argsort(-scores.max(0) if metric == "ssim" else scores.min(0), kind="stable")
+    order = _best_first(np.array([results[part][metric] for part in last]), metric)
     files = [load_tensors(runner.pictures(part))[0] for part in shown]
     rows = [files[0]["truth"], *(tensors["shown"] for tensors in files)]
     return _png(torch.cat([_row(images, order[: runner.experiment.pictured]) for images in rows], dim=-2))
+
+
+def _best_first(scores: np.ndarray, metric: str) -> np.ndarray:
+    """Images by the best of their scores, of which there is a row for each run.
+
+    >>> _best_first(np.array([[0.1, 0.5, 0.4], [0.6, 0.5, 0.1]]), "ssim").tolist()
+    [0, 1, 2]
+    >>> _best_first(np.array([[0.1, 0.5, 0.4], [0.6, 0.5, 0.3]]), "l2").tolist()
+    [0, 2, 1]
+    """
+    return np.argsort(-scores.max(0) if metric == "ssim" else scores.min(0), kind="stable")
 
 
 def _row(images: Tensor, order: np.ndarray) -> Tensor:
@@ -108,7 +117,7 @@ def _curves(runner: Runner, results: Results, columns: list[str]) -> bytes:
                 points = results.get(Part(name, variant, k, runner.seeds[0]), {}).get("curve", [])
                 for panel, of in zip(row, ("loss", metric), strict=False):
                     panel.plot([p["step"] for p in points], [p[of] for p in points], style, color=colour, lw=1)
-            _scatter(row[2], results, metric, name, k, colour)
+            _scatter(row[2], runner, results, Part(name, "none", k, 0), colour)
         row[0].set(title=name, xlabel="step", ylabel="L / ‖T‖²", yscale="log")
         row[1].set(xlabel="step", ylabel=f"mean {metric.upper()}")
         row[2].axline((0, 0), slope=1, color="grey", lw=0.5)
@@ -123,12 +132,13 @@ def _saved(figure: Any) -> bytes:
     return buffer.getvalue()
 
 
-def _scatter(panel: Any, results: Results, metric: str, column: str, k: int, colour: str) -> None:
-    for part in results:
-        with_ = results.get(Part(column, "splitting", k, part.seed))
-        if part == Part(column, "none", k, part.seed) and with_ is not None:
-            label = f"k = {k}" if part.seed == min(p.seed for p in results) else None
-            panel.plot(results[part][metric], with_[metric], ".", ms=2, color=colour, label=label)
+def _scatter(panel: Any, runner: Runner, results: Results, part: Part, colour: str) -> None:
+    """Every image of every seed, without splitting against with it."""
+    kinds = [[replace(part, variant=variant, seed=seed) for variant in ("none", "splitting")] for seed in runner.seeds]
+    both = [[results[each][runner.experiment.metric] for each in kind] for kind in kinds if set(kind) <= results.keys()]
+    if both:
+        without, with_ = np.concatenate(both, axis=1)
+        panel.plot(without, with_, ".", ms=2, color=colour, label=f"k = {part.candidates}")
 
 
 # --- trajectories -------------------------------------------------------------------------------

@@ -47,9 +47,10 @@ def comparison(column: str, k: int, variant: str, tests: Sequence[Mapping[str, A
 
 
 def _told(test: Mapping[str, Any]) -> Iterator[str]:
-    """What there is to say about a comparison, beginning with how images fared."""
+    """What there is to say about a comparison, beginning with how the images fared that were read."""
     disagree = ", but seeds disagree" if test["verdict"] == "even" and test["p"] < CERTAIN else ""
     yield f"better on {test['better']} images, worse on {test['worse']}, p = {test['p']:.2g}{disagree}"
+    yield "with those that were not read, {} and {}".format(*test["of all"])
     for measure in ("mean SSIM", "mean L2", "recovered"):
         if measure in test:
             without, with_ = test[measure]

@@ -46,6 +46,10 @@ class Part:
         return f"{self.column}-{self.variant}-k{self.candidates}-seed{self.seed}"
 
 
+Result = dict[str, Any]  # what came of a part
+Results = dict[Part, Result]
+
+
 @dataclass(frozen=True)
 class Selection:
     """Which parts: those with these values, any where none are given."""
@@ -117,7 +121,7 @@ class Runner:
             for seed in self.seeds:
                 for name, column in self.experiment.columns.items():
                     if variant in column.variants:
-                        yield from (Part(name, variant, k, seed) for k in column.sizes(variant))
+                        yield from (Part(name, variant, k, seed) for k in column.candidates)
 
     def done(self, part: Part) -> dict[str, Any] | None:
         """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
@@ -133,7 +137,7 @@ class Runner:
 
     def _asked(self, part: Part) -> dict[str, Any]:
         """Everything that a part depends on, as JSON has it."""
-        silent = {"variants", "candidates", "controlled"}  # they say which parts there are, and nothing of any one
+        silent = {"variants", "candidates"}  # they say which parts there are, and nothing of any one
         silent |= {"splitting"} if part.variant in PLAIN else set()
         silent |= {"merging"} if part.variant != "merging" else set()
         column = asdict(self.experiment.columns[part.column])
@@ -207,7 +211,8 @@ class Runner:
         objective = column.objective(model, initial, self.experiment.training.loss)
         if part.variant in AS_MUCH_AS_SPLITTING:
             self.result(replace(part, variant="splitting"))
-        effort: dict[str, Any] = self._effort(part) or {}
+        effort = self._effort(part)
+        assert effort is not None  # splitting was run
         within = column.subspace(model, initial)
         curve = Curve(data, effort["steps"] // POINTS, within)
         _wait(self.device)
@@ -220,7 +225,8 @@ class Runner:
             execution=self.execution,
             callbacks=[curve],
             progress=False,
-            **effort,
+            candidates=effort["candidates"],
+            steps=effort["steps"],
             **column.settings(data.mean),
             **column.policy(part.variant),
         )

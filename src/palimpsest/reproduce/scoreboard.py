@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from palimpsest.errors import InvalidInputError
 from palimpsest.reproduce import findings
 from palimpsest.reproduce.experiment import CONTROLS, VARIANTS
 from palimpsest.reproduce.summary import CERTAIN, FORMAT, IMPROVED
@@ -23,6 +24,7 @@ SHOWN = {
     "held-out above 0.4": "{:.1f}",
     "recovered": "{:.1f}",
     "seconds": "{:.1f}",
+    "million candidate-steps": "{:.2f}",
     IMPROVED: "{:.0f}",
 }
 MARKS = {"better": "↑ ", "even": "", "worse": "↓ "}
@@ -33,22 +35,35 @@ Every experiment of the paper, *published* as the known methods do it and *ours*
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
 weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
 *path* are told the mean image that was subtracted before training. `palimpsest reproduce NAME --summarise` makes this
-page, its figures and `results/`, which holds every number, from the parts that were run; every row has a command that
-makes it again.
+page, its figures and `results/`, which holds every score of every image, from the parts that were run; every row has a
+command that makes it again."""
+NOTES = """## How to read this page
+
 Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a
-control of). An image is matched with the candidate of the
-largest normalised cross-correlation; SSIM and L2 are taken after min–max scaling.
-"Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows above 0.4 is worth only
-as much as it exceeds that. On MNIST, where any digit on black has an SSIM of 0.4 with many another, it is worth little.
-"Recovered" counts images that came out better than every held-out image and than their own blur. Seconds are wall-clock
-times; parts that ran side by side on one device slowed each other down.
+control of). An image is matched with the candidate of the largest normalised cross-correlation; SSIM and L2 are taken
+after min–max scaling. "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows
+above 0.4 is worth only as much as it exceeds that. On MNIST, where any digit on black has an SSIM of 0.4 with many
+another, it is worth little. "Recovered" counts images that came out better than their own blur, and than every held-out
+image of which that can be said. Seconds are wall-clock times; parts that ran side by side on one device slowed each
+other down.
 
-Tests are two-sided sign tests over images, pooled over seeds. Images of one network are not independent of each other,
-so p-values are too small: a difference is called one only where p < 0.01 and every seed points the same way. Compared
-are only parts that were read from the same weights.
+Tests are two-sided sign tests over the images that either run read, pooled over seeds. An image is read if its SSIM in
+one of the two runs is above that of every held-out image in both: of more candidates one comes nearer to any image,
+trained on or not, and that would otherwise count for splitting. Images of one network are not independent of each
+other, so p-values are too small: a difference is called one only where p < 0.01 and every seed points the same way.
+With three seeds, and so many comparisons, a few of those called one will be chance. Compared are only parts that were
+read from the same weights.
 
-Aims are figures that were set before the settings were chosen; which column, and from how many candidates, is to reach
-them was decided later.
+The controls differ from splitting in more than one way. After every split annealing begins anew, and with *random*,
+*duplicate* and *restarts* too; *none*, *final-k* and *equal-compute* anneal once, over all steps. And *final-k* has all
+its candidates all the time, for which it takes more work (the candidate-steps of its row).
+
+*Published* is the known methods' tangent, optimiser, rate and hyper-parameters, in fewer steps. The paper's threshold
+for splitting, an eigenvalue below −0.1, depends on scale: any negative one counts here, and at most half of the
+candidates split.
+
+Aims are figures that were set before the settings were chosen, except that of `unknown-n`, which is 0.03 below what
+`ntk-cifar10` came to; which column, and from how many candidates, is to reach them was decided later.
 
 **How settings were chosen.** Those of *ours* and *path* were tried on seed 11, with images that no reported seed trains
 on or holds out (`--tuning`); of the many ways tried there the best was kept. The reported seeds had been read before,
@@ -66,10 +81,9 @@ The variants:
 
 """
 GLANCE_AT_SPLITTING = f"""\
-Splitting against no splitting and against its controls: on how many images, over all seeds that were run, it is better,
-and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed). A blank was not run; *path*, and
-experiments that are none of the paper's, have no controls, and where a column starts from several numbers of candidates
-they may be run from the fewest alone."""
+Splitting against no splitting and against its controls: on how many of the images that were read, over all seeds that
+were run, it is better, and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed). A blank was
+not run; *path*, and experiments that are none of the paper's, have no controls, but for *final-k* in `unknown-n`."""
 TALLY = "In how many of these rows splitting is better, without a clear difference, and worse:"
 
 
@@ -86,8 +100,13 @@ def write(docs: Path) -> Path:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """The summary of an experiment, None if the file is another."""
     content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) and content.get("scoreboard") == FORMAT else None
+    if not isinstance(content, dict) or "scoreboard" not in content:
+        return None
+    if content["scoreboard"] != FORMAT:
+        raise InvalidInputError(f"{path} is of another version; sum up its experiment again, or delete it")
+    return content
 
 
 def page(results: Sequence[dict[str, Any]]) -> str:
@@ -95,7 +114,7 @@ def page(results: Sequence[dict[str, Any]]) -> str:
     variants = "\n".join(f"- *{name}*: {words}" for name, words in VARIANTS.items())
     sections = ["\n\n".join(_section(content)) for content in results]
     glance = ["## At a glance", _progress(results), _overview(results), _splitting_at_a_glance(results)]
-    return "\n\n".join([HEAD + variants, *filter(None, glance), *sections]) + "\n"
+    return "\n\n".join([HEAD, *filter(None, glance), NOTES + variants, *sections]) + "\n"
 
 
 def _section(content: dict[str, Any]) -> Iterator[str]:
@@ -193,10 +212,13 @@ def _missing(missing: dict[str, dict[str, int]]) -> str:
 
 def _tests(tests: Sequence[dict[str, Any]], metric: str) -> str:
     def row(of: dict[str, Any]) -> list[str]:
-        counts = [of["better"], of["worse"], f"{of['p']:.2g}", f"{of['top better']} of {of['top']}"]
-        return [of["column"], str(of["candidates"]), f"{of['variant']} against {of['against']}", *map(str, counts)]
+        what = [of["column"], str(of["candidates"]), f"{of['variant']} against {of['against']}"]
+        by_seed = ", ".join(f"{better}:{worse}" for better, worse in of["by seed"])
+        read = [str(of["better"]), str(of["worse"]), f"{of['p']:.2g}", by_seed]
+        return [*what, *read, "{}:{}".format(*of["of all"]), f"{of['top better']} of {of['top']}"]
 
-    head = ["column", "k", f"by {metric.upper()}", "better", "worse", "p", "of the best 25 a seed, better"]
+    read = ["better", "worse", "p", "by seed"]
+    head = ["column", "k", f"by {metric.upper()}", *read, "of all images", "of the best 25 a seed, better"]
     return _markdown(head, map(row, tests))
 
 

@@ -7,19 +7,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 from scipy.stats import binomtest
 
 from palimpsest.reproduce import figures
 from palimpsest.reproduce.experiment import VARIANTS, Goal
-from palimpsest.reproduce.runner import PICTURED, Part, Runner
+from palimpsest.reproduce.runner import PICTURED, Part, Result, Results, Runner
 from palimpsest.storage import write_atomically
 
 FORMAT = 4  # of the file, by which a scoreboard knows its own
+DIGITS = 4  # of a score, in the file
 TOP = 25  # images on which the paper counts improvements
 CERTAIN = 0.01  # p below which a difference may be called one
-Result = dict[str, Any]
 
 
 def _above(bar: float) -> Callable[[Result], float]:
@@ -37,15 +37,14 @@ MEASURES: dict[str, Callable[[Result], float]] = {
     "above 0.9": _above(0.9),
     "mean L2": lambda result: fmean(result["l2"]),
     "best-25 L2": _best_l2(25),
-    "best-10 L2": _best_l2(10),
     "held-out above 0.4": lambda result: sum(value > 0.4 for value in result["held-out ssim"]),
     "recovered": lambda result: result["recovered"],
     "loss": lambda result: result["loss"],
     "final candidates": lambda result: result["final candidates"],
     "seconds": lambda result: result["seconds"],
+    "million candidate-steps": lambda result: result["candidate-steps"] / 1e6,
 }
 IMPROVED = "% better than unsplit"  # of a row's images: its other measure, which compares it with another row
-Results = dict[Part, Result]
 
 
 def write(runner: Runner, folder: Path, options: str = "") -> Path:
@@ -72,7 +71,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "goals": [asdict(goal) | _measured(goal, rows) for goal in experiment.goals],
         "figures": figures.write(runner, results, folder),
     }
-    parts = [json.dumps(_kept(part, result, experiment.metric)) for part, result in results.items()]
+    parts = [json.dumps(_kept(part, result)) for part, result in results.items()]
     text = json.dumps(content, indent=1, ensure_ascii=False)[:-2] + ',\n "parts": [\n' + ",\n".join(parts) + "\n]}\n"
     path = folder / f"{experiment.name}.json"
     write_atomically(path, text.encode())
@@ -96,12 +95,12 @@ def _missing(parts: Sequence[Part], results: Results) -> dict[str, dict[str, int
     return missing
 
 
-def _kept(part: Part, result: Result, metric: str) -> Result:
-    """A part as the results hold it: the experiment's own metric for every image; curves where figures show them."""
-    result = result | {"weights": result["training"]["weights"]}
-    left_out = {"asked", "training", "ssim", "l2", "held-out ssim", "trajectories"} - {metric}
-    left_out |= set() if part.variant in PICTURED else {"curve"}
-    return asdict(part) | {name: value for name, value in result.items() if name not in left_out | {"candidates"}}
+def _kept(part: Part, result: Result) -> Result:
+    """A part as the results hold it: every score of every image, and curves where figures show them."""
+    scores = {name: [round(value, DIGITS) for value in result[name]] for name in ("ssim", "l2", "held-out ssim")}
+    result = result | {"weights": result["training"]["weights"]} | scores
+    left_out = {"asked", "training", "trajectories", "candidates"} | (set() if part.variant in PICTURED else {"curve"})
+    return asdict(part) | {name: value for name, value in result.items() if name not in left_out}
 
 
 def _rows(runner: Runner, results: Results) -> list[dict[str, Any]]:
@@ -124,8 +123,7 @@ def _improved(results: Results, metric: str, parts: Sequence[Part]) -> float | N
     pairs = _pairs(results, metric, [part, replace(part, variant="none")])
     if part.variant == "none" or len(pairs) < sum(part in results for part in parts):
         return None
-    gains = [gain for of_seed in pairs.values() for _, gain in of_seed]
-    return float(f"{100 * fmean(gain > 0 for gain in gains):.5g}")
+    return float(f"{100 * fmean(pair.gain > 0 for of_seed in pairs.values() for pair in of_seed):.5g}")
 
 
 def _tests(results: Results, metric: str) -> list[dict[str, Any]]:
@@ -149,7 +147,15 @@ def _mean(measure: str, results: Iterable[Result]) -> float:
     return float(f"{fmean(map(MEASURES[measure], results)):.5g}")
 
 
-Pair = tuple[float, float]  # the better score of the two, and the gain of the first over the second; more is better
+class Pair(NamedTuple):
+    """One image in two runs."""
+
+    best: float
+    """The better of its two scores; of scores and gains more is better, whatever the metric."""
+    gain: float
+    """Of the first run over the second."""
+    read: bool
+    """Whether its SSIM in either run is above that of every held-out image in both."""
 
 
 def _pairs(results: Results, metric: str, kinds: Sequence[Part]) -> dict[int, list[Pair]]:
@@ -159,32 +165,39 @@ def _pairs(results: Results, metric: str, kinds: Sequence[Part]) -> dict[int, li
     for seed in sorted({part.seed for part in results}):
         both = [results[part] for kind in kinds if (part := replace(kind, seed=seed)) in results]
         if len(both) == 2 and len({result["training"]["weights"] for result in both}) == 1:
-            values = zip(*(result[metric] for result in both), strict=True)
-            pairs[seed] = [(max(sign * a, sign * b), sign * (a - b)) for a, b in values]
+            scores = zip(*(result[metric] for result in both), strict=True)
+            bar = max(value for result in both for value in result["held-out ssim"])
+            read = [max(values) > bar for values in zip(*(result["ssim"] for result in both), strict=True)]
+            pairs[seed] = [
+                Pair(max(sign * a, sign * b), sign * (a - b), is_read)
+                for (a, b), is_read in zip(scores, read, strict=True)
+            ]
     return pairs
 
 
 def _compared(pairs: Mapping[int, Sequence[Pair]]) -> dict[str, Any]:
-    """The sign test over all images, what it comes to, and the paper's count on each seed's best images.
+    """The sign test over the images that were read, what it comes to, and the paper's count on each seed's best images.
 
-    Images of one network are not independent of each other, and p is too small: a difference is one only if every seed
-    points the same way.
+    Of more candidates one comes nearer to any image, trained on or not; where it comes nearer than to all that were
+    held out, that says something. Images of one network are not independent of each other, and p is too small: a
+    difference is one only if every seed points the same way.
     """
-    gains = {seed: [gain for _, gain in of_seed] for seed, of_seed in pairs.items()}
-    test = sign_test([gain for of_seed in gains.values() for gain in of_seed])
-    by_seed = [sign_test(of_seed) for of_seed in gains.values()]
+    read = {seed: [pair.gain for pair in of_seed if pair.read] for seed, of_seed in pairs.items()}
+    test = sign_test([gain for gains in read.values() for gain in gains])
+    by_seed = [sign_test(gains) for gains in read.values()]
     verdict = "even"
     for word, other in (("better", "worse"), ("worse", "better")):
-        if test["p"] < CERTAIN and all(seed[word] >= seed[other] for seed in by_seed):
+        if test["p"] < CERTAIN and all(seed[word] > seed[other] for seed in by_seed):
             verdict = word
-    best = [gain for of_seed in pairs.values() for _, gain in sorted(of_seed)[-TOP:] if gain]
+    every = sign_test([pair.gain for of_seed in pairs.values() for pair in of_seed])
+    best = [pair for of_seed in pairs.values() for pair in sorted(of_seed, key=lambda pair: -pair.best)[:TOP]]
     return {
         **test,
         "verdict": verdict,
-        "images": sum(map(len, gains.values())),
         "by seed": [[seed["better"], seed["worse"]] for seed in by_seed],
-        "top": len(best),
-        "top better": sum(gain > 0 for gain in best),
+        "of all": [every["better"], every["worse"]],
+        "top": sum(pair.gain != 0 for pair in best),
+        "top better": sum(pair.gain > 0 for pair in best),
     }
 
 
