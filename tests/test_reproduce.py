@@ -1,10 +1,13 @@
 """The experiments: that their files make sense, and that one runs, resumes and is summed up."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +24,7 @@ from palimpsest.solver import Settings
 TINY = """
 based_on = "ntk-cifar10"
 title = "Tiny"
+paper = "Of 25 images 21 gain SSIM by splitting."
 seeds = [0, 1]
 goals = [
   { column = "ours", variant = "none", candidates = 4, measure = "mean SSIM", at_least = 2.0 },
@@ -42,16 +46,20 @@ merging = { alike = 0.95, dead = 0.01, counting = true }
 
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
-    """A folder in which all parts of a tiny experiment were run and summed up."""
+    """A folder in which all parts of a tiny experiment were run, and summed up beside them."""
     folder = tmp_path_factory.mktemp("reproduce")
     (folder / "tiny.toml").write_text(TINY)
     assert main(arguments(folder)) == 0
-    assert main([*arguments(folder), "--summarise"]) == 0
     return folder
 
 
 def arguments(folder):
     return [str(folder / "tiny.toml"), "--out", str(folder / "runs"), "--docs", str(folder / "docs")]
+
+
+def beside(folder):
+    """Where a tiny experiment is summed up."""
+    return folder / "runs" / "tiny"
 
 
 def runner_in(folder):
@@ -92,12 +100,27 @@ def test_every_experiment_is_well_described(name, small):
 
 
 @pytest.mark.parametrize(
-    "text", ["title = 3 4", 'based_on = "ntk-cifar10"\nmood = "good"', 'title = "nothing else"', 'based_on = "x"']
+    ("text", "complaint"),
+    [
+        ("title = 3 4", "is not a TOML file"),
+        ('based_on = "ntk-cifar10"\nmood = "good"', "mood is unknown"),
+        ('title = "nothing else"', "columns is missing"),
+        ('based_on = "x"', "no experiment 'x'"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.variants = ["none", "spliting"]', "the variant spliting is unknown"),
+    ],
 )
-def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, capsys):
+def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, complaint, capsys):
     (tmp_path / "wrong.toml").write_text(text)
     assert main([str(tmp_path / "wrong.toml"), "--out", str(tmp_path)]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+def test_what_the_paper_says_and_what_is_aimed_at_are_not_inherited(tmp_path):
+    (tmp_path / "own.toml").write_text('based_on = "ntk-cifar10"\ntitle = "Mine"')
+    own = experiment.load(str(tmp_path / "own.toml"))
+    assert (own.paper, own.goals) == ("", ())
+    assert own.columns == experiment.load("ntk-cifar10").columns
 
 
 def test_the_module_needs_neither_the_command_line_nor_downloads():
@@ -190,6 +213,20 @@ def test_processes_side_by_side_come_to_the_same(tiny, tmp_path, monkeypatch):
         assert aside.done(part)["ssim"] == pytest.approx(alone.done(part)["ssim"], abs=1e-3)
 
 
+def test_processes_end_with_the_first_even_if_it_is_killed(tmp_path):
+    (tmp_path / "tiny.toml").write_text(TINY.replace("steps = 24\n", "steps = 200_000\n"))
+    command = [sys.executable, "-m", "palimpsest.reproduce", *arguments(tmp_path), "--workers", "2"]
+    first = subprocess.Popen(command, stdout=subprocess.PIPE, start_new_session=True)
+    for _ in range(2):
+        first.stdout.readline()  # both are at work
+    first.kill()
+    try:
+        first.communicate(timeout=60)  # returns when the last process that could write has ended
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(first.pid, signal.SIGKILL)
+
+
 def test_what_goes_wrong_in_a_process_is_told_by_the_first(tmp_path, capsys):
     (tmp_path / "tiny.toml").write_text(TINY.replace("digits", "mnist"))
     assert main([*arguments(tmp_path), "--workers", "2", "--data-root", str(tmp_path)]) == 2
@@ -250,7 +287,7 @@ def test_tuning_sees_no_reported_image(tmp_path):
 
 
 def test_the_results_hold_every_number_and_small_figures(tiny):
-    results = tiny / "docs" / "results"
+    results = beside(tiny) / "results"
     content = json.loads((results / "tiny.json").read_text())
     assert len(content["parts"]) == 28
     assert content["missing"] == {}
@@ -275,29 +312,27 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
 
 
 def test_the_scoreboard_says_what_was_found(tiny):
-    (tiny / "docs" / "results" / "other.json").write_text('{"command": "something else"}')
-    page = scoreboard.write(tiny / "docs").read_text()
+    (beside(tiny) / "results" / "other.json").write_text('{"command": "something else"}')
+    page = scoreboard.write(beside(tiny)).read_text()
     assert re.findall("^## (.*)$", page, re.MULTILINE) == ["At a glance", "How to read this page", "tiny"]
     assert "## tiny\n\nTiny." in page
     assert "28 of 28 parts have been run" in page
-    assert "21 gain SSIM by splitting" in page
+    assert "**The paper:** Of 25 images 21 gain SSIM by splitting." in page
     assert "**not reached**" in page
     assert "--column ours --variant equal-compute --candidates 4</pre>" in page
     assert "ours, k = 4: splitting " in page
 
 
 def test_the_scoreboard_begins_with_all_columns_side_by_side(tiny):
-    content = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
     of = {(row["column"], row["variant"]): f"{row['mean SSIM']:.3f}" for row in content["rows"]}
-    cells = [f"{of[column, 'none']} → {of[column, 'splitting']}" for column in ("published", "ours")]
-    line = f"| tiny | mean SSIM | {' | '.join(cells)} |"
-    assert line not in scoreboard.page([content])  # 4 candidates for 8 images
-    content["training"]["images"] = 4
-    assert line in scoreboard.page([content])
+    published = f"{of['published', 'none']} → {of['published', 'splitting']}"
+    ours = f"{of['ours', 'none']} → {of['ours', 'splitting']} → {of['ours', 'merging']}"
+    assert f"| tiny | 8 | mean SSIM | {published} | {ours} |" in scoreboard.page([content])
 
 
 def test_the_scoreboard_compares_splitting_with_everything(tiny):
-    content = json.loads((tiny / "docs" / "results" / "tiny.json").read_text())
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
     fixed = {"none": (15, 1, "better"), "random": (8, 8, "even"), "duplicate": (1, 15, "worse")}
     content["tests"] = [
         {"column": "ours", "candidates": 4, "variant": v, "against": other, "better": b, "worse": w, "p": 0.5}
@@ -312,27 +347,32 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     assert "| ours | 1 / 0 / 0 | 0 / 1 / 0 | 0 / 0 / 1 |" in page
 
 
-def test_a_run_is_summed_up_beside_its_parts(tiny):
-    beside = tiny / "runs" / "tiny"
-    assert json.loads((beside / "results" / "tiny.json").read_text())["missing"] == {}
-    assert "28 of 28 parts" in (beside / "scoreboard.md").read_text()
-
-
-def test_the_documents_lose_nothing_that_was_summed_up(tiny, tmp_path, capsys):
+def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "runs" / "tiny" / "ours-random-k4-seed0.json").unlink()
-    before = (tmp_path / "docs" / "results" / "tiny.json").read_text()
+    (beside(tmp_path) / "scoreboard.md").unlink()
+    assert main([*arguments(tmp_path), "--summarise"]) == 0
+    page = (beside(tmp_path) / "scoreboard.md").read_text()
+    assert f"palimpsest reproduce {tmp_path / 'tiny.toml'} --column" in page
+    assert not (tmp_path / "docs").exists()
+
+
+def test_the_documents_lose_nothing_that_was_summed_up(tiny, tmp_path, monkeypatch, capsys):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    monkeypatch.setattr(experiment, "names", lambda: (str(tmp_path / "tiny.toml"),))
+    assert main([*arguments(tmp_path), "--summarise"]) == 0
+    summed_up = tmp_path / "docs" / "results" / "tiny.json"
+    before = summed_up.read_text()
+    (beside(tmp_path) / "ours-random-k4-seed0.json").unlink()
     assert main([*arguments(tmp_path), "--summarise"]) == 2
     assert "sums up 28 parts and" in capsys.readouterr().err
-    assert (tmp_path / "docs" / "results" / "tiny.json").read_text() == before
+    assert summed_up.read_text() == before
 
 
 def test_results_of_another_version_are_refused(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    other = tmp_path / "docs" / "results" / "other.json"
-    other.write_text('{"scoreboard": 1}')
+    (beside(tmp_path) / "results" / "other.json").write_text('{"scoreboard": 1}')
     with pytest.raises(InvalidInputError, match=r"other\.json is of another version"):
-        scoreboard.write(tmp_path / "docs")
+        scoreboard.write(beside(tmp_path))
 
 
 def test_the_scoreboard_is_what_the_results_say(tmp_path):
@@ -345,9 +385,8 @@ def test_what_was_not_run_is_said(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     for name in ("ours-random-k4-seed0", "ours-random-k4-seed1", "published-none-k4-seed1"):
         (tmp_path / "runs" / "tiny" / f"{name}.json").unlink()
-    (tmp_path / "docs" / "results" / "tiny.json").unlink()
     assert main([*arguments(tmp_path), "--summarise"]) == 0
-    page = (tmp_path / "docs" / "scoreboard.md").read_text()
+    page = (beside(tmp_path) / "scoreboard.md").read_text()
     assert "Parts that were not run yet: published: none 1; ours: random 2." in page
 
 

@@ -6,12 +6,14 @@ import json
 import math
 import os
 import signal
+import threading
 import time
 from collections.abc import Collection
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, fields, replace
-from multiprocessing import active_children, get_context
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,7 @@ class Options:
     out: Path = Path("runs/reproduce")
     """Where parts are kept."""
     docs: Path = Path("docs")
-    """Where --summarise puts results, figures and scoreboard; small and tuning runs have theirs beside their parts."""
+    """Where --summarise puts results, figures and scoreboard of the experiments that come with Palimpsest."""
     data_root: Path | None = None
     """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA."""
 
@@ -65,11 +67,9 @@ def reproduce(options: Options) -> None:
     if options.workers < 1:
         raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
-    if options.summarise:
-        _sum_up(runners.values(), options, None if options.small or options.tuning else options.docs)
-    else:
+    if not options.summarise:
         _run_all(runners, options)
-        _sum_up([runner for runner in runners.values() if _done(runner)], options, None)
+    _sum_up([runner for runner in runners.values() if options.summarise or _done(runner)], options)
 
 
 def _run_all(runners: dict[str, Runner], options: Options) -> None:
@@ -118,7 +118,16 @@ def _side_by_side(lanes: list[Lane]) -> None:
 def _share(workers: int) -> None:
     """What a process beside others does first."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    threading.Thread(target=_end_with_the_first, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
+
+
+def _end_with_the_first() -> None:
+    """Wait for the process that began this one to end, however it does, and go with it."""
+    first = parent_process()
+    assert first is not None
+    wait([first.sentinel])
+    os._exit(1)
 
 
 def _run_aside(name: str, options: Options, ends: float) -> None:
@@ -134,7 +143,8 @@ def _run_aside(name: str, options: Options, ends: float) -> None:
 
 
 def _run(runner: Runner, options: Options, ends: float) -> None:
-    name, parts = runner.experiment.name, runner.parts(_selection(options))
+    parts = runner.parts(_selection(options))
+    name = ", seed ".join([runner.experiment.name, *map(str, options.seed[:1])])
     missing = [part for part in parts if runner.done(part) is None]
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
@@ -147,7 +157,7 @@ def _run(runner: Runner, options: Options, ends: float) -> None:
             line = _line(runner.result(part))
         except DivergenceError as error:  # one part's failure is no reason to leave the others undone
             line = str(error)
-        print(f"  {name} {number}/{len(missing)} {part.name}: {line}", flush=True)
+        print(f"  {runner.experiment.name} {number}/{len(missing)} {part.name}: {line}", flush=True)
 
 
 def _expected(runner: Runner, part: Part) -> float:
@@ -178,23 +188,31 @@ def _line(result: dict[str, Any]) -> str:
 # --- summing up ---------------------------------------------------------------------------------
 
 
-def _sum_up(runners: Collection[Runner], options: Options, docs: Path | None) -> None:
-    """Results and figures of every experiment and a page of all, in a folder, or of each beside its parts."""
+def _sum_up(runners: Collection[Runner], options: Options) -> None:
+    """Results and figures of every experiment, and a page for each folder that they are in."""
     given = " --small" * options.small + " --tuning" * options.tuning
-    for runner in runners:
-        _refuse_to_lose(runner, docs)
-    for runner in runners:
-        summary.write(runner, (docs or runner.folder) / "results", given)
-    for folder in dict.fromkeys(docs or runner.folder for runner in runners):
+    folders = {runner: _folder(runner, options) for runner in runners}
+    for runner, folder in folders.items():
+        _refuse_to_lose(runner, folder)
+    for runner, folder in folders.items():
+        summary.write(runner, folder / "results", given)
+    for folder in dict.fromkeys(folders.values()):
         print(f"Results and figures: {scoreboard.write(folder)}", flush=True)
 
 
-def _refuse_to_lose(runner: Runner, docs: Path | None) -> None:
+def _folder(runner: Runner, options: Options) -> Path:
+    """Where to sum up: in the documents, if that is asked for and the experiment is of theirs, or beside its parts."""
+    theirs = runner.experiment.called in experiment.names() and not options.small and not options.tuning
+    return options.docs if options.summarise and theirs else runner.folder
+
+
+def _refuse_to_lose(runner: Runner, folder: Path) -> None:
     """There must be something to sum up, and in the documents no less than was summed up before."""
     name, done = runner.experiment.name, _done(runner)
     if not done:
         raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
-    if docs is not None and (path := docs / "results" / f"{name}.json").exists():
+    path = folder / "results" / f"{name}.json"
+    if folder != runner.folder and path.exists():
         before = len(json.loads(path.read_text(encoding="utf-8"))["parts"])
         if done < before:
             raise InvalidInputError(

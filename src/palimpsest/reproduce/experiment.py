@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -84,6 +84,10 @@ class Column:
     splitting: dict[str, Any]
     merging: dict[str, Any] | None = None
 
+    def __post_init__(self) -> None:
+        if unknown := set(self.variants) - VARIANTS.keys():
+            raise KeyError(f"the variant {min(unknown)} is unknown")
+
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
         if loss == "squared" or self.from_initial:
@@ -139,8 +143,10 @@ class Experiment:
     """Everything that an experiment's file states."""
 
     name: str
+    called: str
+    """What the command line calls it: its name, or the path of a file of one's own."""
     title: str
-    paper: str
+    paper: str = ""
     """What the paper says about it, in our words."""
     metric: Literal["ssim", "l2"]
     pictured: int
@@ -168,13 +174,13 @@ def load(name: str, *, small: bool = False) -> Experiment:
         table = _overlaid(table, smaller | {"goals": []})
         table["title"] += f" (small: {table['training']['data']})"
     try:
-        return _built(Experiment, table | {"name": Path(name).stem})
+        return _built(Experiment, table | {"name": Path(name).stem, "called": name})
     except (TypeError, KeyError, AttributeError) as error:
         raise InvalidInputError(f"the experiment {name!r} is not well described ({error}); correct its file") from error
 
 
 def _table(name: str) -> dict[str, Any]:
-    """What a file states, laid over the experiment it is based on."""
+    """What a file states, laid over the experiment it is based on, whose aims and mentions in the paper are its own."""
     own = Path(name)
     file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
     if not file.is_file():
@@ -183,7 +189,10 @@ def _table(name: str) -> dict[str, Any]:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InvalidInputError(f"{name} is not a TOML file ({error}); correct it") from error
-    return _overlaid(_table(table.pop("based_on")), table) if "based_on" in table else table
+    if "based_on" not in table:
+        return table
+    below = _table(table.pop("based_on"))
+    return _overlaid({name: value for name, value in below.items() if name not in ("goals", "paper")}, table)
 
 
 def _overlaid(below: Any, above: Any) -> Any:
@@ -198,8 +207,10 @@ def _built(kind: Any, value: Any) -> Any:
     """A value as its dataclass has it: tables become dataclasses, lists become tuples."""
     if kind in (Experiment, Training, Column, Goal):
         hints = get_type_hints(kind)
-        if unknown := sorted(value.keys() - hints.keys()):
-            raise KeyError(f"{unknown[0]} is unknown")
+        needed = {f.name for f in fields(kind) if f.default is MISSING}
+        for names, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
+            if names:
+                raise KeyError(f"{min(names)} is {what}")
         return kind(**{name: _built(hints[name], inner) for name, inner in value.items()})
     if kind == dict[str, Column]:
         return {name: _built(Column, each) for name, each in value.items()}

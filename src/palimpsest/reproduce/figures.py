@@ -22,6 +22,7 @@ RANKS = {  # by what they gain from splitting: which images stand for all
     "the median": 0.5,
     "the one that it harms most": 0.0,
 }
+STYLES = {"none": "--", "splitting": "-", "merging": ":"}
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
 
@@ -33,14 +34,14 @@ def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
         write_atomically(folder / f"{name}-images.png", _plate(runner, results, shown))
         rows = "; ".join(f"{part.column}, {part.variant}, k = {part.candidates}" for part in shown)
         count = min(runner.experiment.pictured, runner.experiment.training.images)
-        best = f"The {count} best images of seed {shown[0].seed}"
+        best = f"The {count} images of seed {shown[0].seed} that *{shown[-1].column}* shows best in any of its rows"
         written[f"{name}-images.png"] = f"{best}. From above: training images; {rows}."
     if drawn := _columns(runner, results):
         write_atomically(folder / f"{name}-curves.png", _curves(runner, results, drawn))
         written[f"{name}-curves.png"] = (
             f"Loss and mean {runner.experiment.metric.upper()} on the way (seed {runner.seeds[0]}; dashed without,"
-            " solid with splitting, after which annealing begins anew, with a smooth network whose loss is larger),"
-            " and every image of every seed without (across) against with splitting (up)."
+            " solid with splitting, dotted with merging too; after a split annealing begins anew, with a smooth network"
+            " whose loss is larger), and every image of every seed without (across) against with splitting (up)."
         )
     if followed := _followed(runner, results):
         write_atomically(folder / f"{name}-trajectories.png", _trajectories(runner, results, followed))
@@ -113,7 +114,7 @@ def _curves(runner: Runner, results: Results, columns: list[str]) -> bytes:
     figure = Figure(figsize=(11, 3.2 * len(columns)), layout="constrained")
     for row, name in zip(figure.subplots(len(columns), 3, squeeze=False), columns, strict=True):
         for colour, k in zip(COLOURS, runner.experiment.columns[name].candidates, strict=False):
-            for variant, style in (("none", "--"), ("splitting", "-")):
+            for variant, style in STYLES.items():
                 points = results.get(Part(name, variant, k, runner.seeds[0]), {}).get("curve", [])
                 for panel, of in zip(row, ("loss", metric), strict=False):
                     panel.plot([p["step"] for p in points], [p[of] for p in points], style, color=colour, lw=1)

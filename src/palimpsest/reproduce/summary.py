@@ -60,7 +60,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "paper": experiment.paper,
         "metric": experiment.metric,
         "seeds": runner.seeds,
-        "command": f"palimpsest reproduce {experiment.name}" + options,
+        "command": f"palimpsest reproduce {experiment.called}" + options,
         "devices": sorted({result["device"] for result in results.values()}),
         "training": asdict(experiment.training),
         "columns": {name: asdict(column) for name, column in experiment.columns.items()},
