@@ -343,7 +343,7 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     ]
     page = scoreboard.page([content])
     assert "| splitting | column | k | none | random | duplicate |" in page
-    assert "| tiny | ours | 4 | ↑ 15:1 | 8:8 | ↓ 1:15 |" in page
+    assert "| tiny | ours | 4 | ↑\u00a015:1 | 8:8 | ↓\u00a01:15 |" in page
     assert "| ours | 1 / 0 / 0 | 0 / 1 / 0 | 0 / 0 / 1 |" in page
 
 

@@ -28,7 +28,7 @@ SHOWN = {
     "million candidate-steps": "{:.2f}",
     IMPROVED: "{:.0f}",
 }
-MARKS = {"better": "↑ ", "even": "", "worse": "↓ "}
+MARKS = {"better": "↑\u00a0", "even": "", "worse": "↓\u00a0"}  # not to be parted from the count by a line break
 GLANCE = {"ssim": ("mean SSIM", "above 0.4", "recovered"), "l2": ("mean L2", "best-25 L2", "recovered")}
 OVERVIEW = """\
 Without → with splitting, from most candidates (in `unknown-n`: → with splitting and merging).
