@@ -50,11 +50,12 @@ class Options:
     """Processes side by side, each with one seed of an experiment at a time; on a GPU, its multi-process service lets
     them share it rather than take turns. On CPUs each has its share of the cores, and rounds as so many threads do."""
     summarise: bool = False
-    """Run nothing; sum up the parts that are there in the documents (--docs), and not only beside them."""
+    """Run nothing; sum up all parts that are there, in the documents (--docs), not beside the parts as a run does."""
     out: Path = Path("runs/reproduce")
     """Where parts are kept."""
     docs: Path = Path("docs")
-    """Where --summarise puts results, figures and scoreboard of the experiments that come with Palimpsest."""
+    """Where --summarise puts results, figures and scoreboard of the experiments that come with Palimpsest, if neither
+    --small nor --tuning; all others stay beside their parts."""
     data_root: Path | None = None
     """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA."""
 
@@ -67,6 +68,8 @@ def reproduce(options: Options) -> None:
     if options.workers < 1:
         raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
+    if options.summarise and any(vars(_selection(options)).values()):
+        raise InvalidInputError("--summarise sums up all parts that are there; give no columns, variants or numbers")
     if not options.summarise:
         _run_all(runners, options)
     _sum_up([runner for runner in runners.values() if options.summarise or _done(runner)], options)
@@ -144,7 +147,7 @@ def _run_aside(name: str, options: Options, ends: float) -> None:
 
 def _run(runner: Runner, options: Options, ends: float) -> None:
     parts = runner.parts(_selection(options))
-    name = ", seed ".join([runner.experiment.name, *map(str, options.seed[:1])])
+    name = ", seed ".join([runner.experiment.name, *map(str, options.seed)])
     missing = [part for part in parts if runner.done(part) is None]
     print(f"{name}: {len(parts) - len(missing)} of {len(parts)} parts are there", flush=True)
     if runner.device.type == "cuda":
@@ -197,7 +200,8 @@ def _sum_up(runners: Collection[Runner], options: Options) -> None:
     for runner, folder in folders.items():
         summary.write(runner, folder / "results", given)
     for folder in dict.fromkeys(folders.values()):
-        print(f"Results and figures: {scoreboard.write(folder)}", flush=True)
+        page = scoreboard.write(folder, documents=folder == options.docs)
+        print(f"Results and figures: {page}", flush=True)
 
 
 def _folder(runner: Runner, options: Options) -> Path:
@@ -213,12 +217,12 @@ def _refuse_to_lose(runner: Runner, folder: Path) -> None:
         raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
     path = folder / "results" / f"{name}.json"
     if folder != runner.folder and path.exists():
-        before = len(json.loads(path.read_text(encoding="utf-8"))["parts"])
-        if done < before:
+        before = json.loads(path.read_text(encoding="utf-8"))["parts"]
+        if lost := {Part(**{f.name: part[f.name] for f in fields(Part)}) for part in before} - done:
             raise InvalidInputError(
-                f"{path} sums up {before} parts and {runner.folder} holds {done}; run the rest, or give other --docs"
+                f"{path} has parts that {runner.folder} lacks ({len(lost)}); run them, or give other --docs"
             )
 
 
-def _done(runner: Runner) -> int:
-    return sum(runner.done(part) is not None for part in runner.parts())
+def _done(runner: Runner) -> set[Part]:
+    return {part for part in runner.parts() if runner.done(part) is not None}

@@ -8,7 +8,7 @@ from dataclasses import MISSING, dataclass, fields
 from functools import partial
 from importlib import resources
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -86,7 +86,10 @@ class Column:
 
     def __post_init__(self) -> None:
         if unknown := set(self.variants) - VARIANTS.keys():
-            raise KeyError(f"the variant {min(unknown)} is unknown")
+            raise TypeError(f"the variant {min(unknown)} is unknown")
+        for variant in self.variants:  # priors and policies are refused by those who know them
+            self.settings(torch.zeros(1))
+            self.policy(variant)
 
     def objective(self, model: nn.Module, initial: Mapping[str, Tensor], loss: LossName) -> Objective:
         weights: Literal["auto"] | None = "auto" if self.weights == "auto" else None
@@ -168,14 +171,19 @@ def names() -> tuple[str, ...]:
 
 def load(name: str, *, small: bool = False) -> Experiment:
     """An experiment by its name, or from a file of your own; small, it takes minutes on two cores."""
-    table = _table(name)
+    if name not in names() and Path(name).stem in names():
+        raise InvalidInputError(f"{name} has the name of an experiment of Palimpsest's; give it another")
+    try:
+        table = _table(name)
+    except RecursionError:
+        raise InvalidInputError(f"{name} is based on itself; base it on another") from None
     smaller = table.pop("small", {})
     if small:
         table = _overlaid(table, smaller | {"goals": []})
         table["title"] += f" (small: {table['training']['data']})"
     try:
         return _built(Experiment, table | {"name": Path(name).stem, "called": name})
-    except (TypeError, KeyError, AttributeError) as error:
+    except (TypeError, KeyError, AttributeError, InvalidInputError) as error:
         raise InvalidInputError(f"the experiment {name!r} is not well described ({error}); correct its file") from error
 
 
@@ -191,7 +199,8 @@ def _table(name: str) -> dict[str, Any]:
         raise InvalidInputError(f"{name} is not a TOML file ({error}); correct it") from error
     if "based_on" not in table:
         return table
-    below = _table(table.pop("based_on"))
+    base = Path(table.pop("based_on"))
+    below = _table(str(own.parent / base if base.suffix == ".toml" else base))
     return _overlaid({name: value for name, value in below.items() if name not in ("goals", "paper")}, table)
 
 
@@ -208,12 +217,23 @@ def _built(kind: Any, value: Any) -> Any:
     if kind in (Experiment, Training, Column, Goal):
         hints = get_type_hints(kind)
         needed = {f.name for f in fields(kind) if f.default is MISSING}
-        for names, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
-            if names:
-                raise KeyError(f"{min(names)} is {what}")
+        for wrong, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
+            if wrong:
+                raise TypeError(f"{min(wrong)} is {what}")
+        for name, given in value.items():
+            _refuse_another_kind(name, given, hints[name])
         return kind(**{name: _built(hints[name], inner) for name, inner in value.items()})
     if kind == dict[str, Column]:
         return {name: _built(Column, each) for name, each in value.items()}
     if isinstance(value, list):
         return tuple(_built(Goal, each) if isinstance(each, dict) else each for each in value)
     return value
+
+
+def _refuse_another_kind(name: str, given: Any, hint: Any) -> None:
+    """What is a list, a table or one of a few words must be given as such."""
+    origin = get_origin(hint)
+    if origin is Literal and given not in get_args(hint):
+        raise TypeError(f"{name} is {given!r}, and not {' or '.join(get_args(hint))}")
+    if origin in (tuple, dict) and not isinstance(given, list if origin is tuple else dict):
+        raise TypeError(f"{name} is {given!r}, and not a {'list' if origin is tuple else 'table'}")

@@ -48,7 +48,8 @@ def comparison(column: str, k: int, variant: str, tests: Sequence[Mapping[str, A
 
 def _told(test: Mapping[str, Any]) -> Iterator[str]:
     """What there is to say about a comparison, beginning with how the images fared that were read."""
-    disagree = ", but seeds disagree" if test["verdict"] == "even" and test["p"] < CERTAIN else ""
+    signs = {better > worse for better, worse in test["by seed"] if better != worse}
+    disagree = ", but seeds disagree" if test["p"] < CERTAIN and len(signs) > 1 else ""
     yield f"better on {test['better']} images, worse on {test['worse']}, p = {test['p']:.2g}{disagree}"
     yield "with those that were not read, {} and {}".format(*test["of all"])
     for measure in ("mean SSIM", "mean L2", "recovered"):

@@ -31,17 +31,17 @@ SHOWN = {
 MARKS = {"better": "↑\u00a0", "even": "", "worse": "↓\u00a0"}  # not to be parted from the count by a line break
 GLANCE = {"ssim": ("mean SSIM", "above 0.4", "recovered"), "l2": ("mean L2", "best-25 L2", "recovered")}
 OVERVIEW = """\
-Without → with splitting, from most candidates (in `unknown-n`: → with splitting and merging).
+Without → with splitting, from most candidates (→ with splitting and merging, where that was run).
 [What these measures are](#how-to-read-this-page) is said below."""
-HEAD = """# Scoreboard
-
+TITLE = "# Scoreboard"
+ABOUT = """\
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
 weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
 *path* are told the mean image that was subtracted before training. `palimpsest reproduce NAME --summarise` makes this
 page, its figures and `results/`, which holds every score of every image, from the parts that were run; every row has a
 command that makes it again. What it says about splitting is summed up in `docs/splitting.md`."""
-NOTES = """## How to read this page
+READING = """## How to read this page
 
 Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a
 control of). An image is matched with the candidate of the largest normalised cross-correlation; SSIM and L2 are taken
@@ -62,10 +62,14 @@ The controls differ from splitting in more than one way. After every split annea
 *duplicate* and *restarts* too; *none*, *final-k* and *equal-compute* anneal once, over all steps. And *final-k* has all
 its candidates all the time, for which it takes more work (the candidate-steps of its row).
 
+The variants:"""
+CHOICES = """\
+*Path*, and experiments that are none of the paper's, have no controls, but for *final-k* in `unknown-n`.
+
 *Published* is the known methods' tangent, optimiser, rate and hyper-parameters, on networks and images of ours, and in
 fewer steps: the paper splits every 20,000 to 40,000. It does not reproduce the paper's figures. The paper's threshold
 for splitting, an eigenvalue below −0.1, depends on the scale of the loss, which these experiments do not share: any
-negative eigenvalue counts here, and at most half of the candidates split.
+negative eigenvalue counts here, and at most half of the candidates split (in `unknown-n` all).
 
 On MNIST, L2 has no held-out control. What *ours* and *path* know of black and white brings candidates nearer to any
 digit, and part of what they gain in L2 may be that; by "recovered", which is calibrated, *ours* is behind *published*
@@ -84,27 +88,23 @@ miscounted for lack of it, as seed 16 would have been. How the networks of the K
 seed 11 as well: a thousand or two steps without momentum left more images to be read there than long training with
 momentum did. They are further from a point of maximum margin, which *published* and *ours* assume, and numbers for
 networks that were trained otherwise are not comparable. This early stop is why their trainings are said below not to
-have converged.
-
-The variants:
-
-"""
+have converged."""
 GLANCE_AT_SPLITTING = f"""\
 Splitting against no splitting and against its controls: on how many of the images that were read, over all seeds that
 were run, it is better, and on how many worse (↑ better and ↓ worse with p < {CERTAIN} and on every seed). A blank was
-not run; *path*, and experiments that are none of the paper's, have no controls, but for *final-k* in `unknown-n`."""
+not run."""
 TALLY = "In how many of these rows splitting is better, without a clear difference, and worse:"
 
 
-def write(docs: Path) -> Path:
-    """Write scoreboard.md from all results beside it."""
+def write(docs: Path, *, documents: bool = True) -> Path:
+    """Write scoreboard.md from all results beside it; in the documents it also says how they came about."""
     results = [
         content
         for path in sorted((docs / "results").glob("*.json"), key=lambda path: path.stem)
         if (content := _read(path))
     ]
     path = docs / "scoreboard.md"
-    write_atomically(path, page(results).encode())
+    write_atomically(path, page(results, documents=documents).encode())
     return path
 
 
@@ -118,12 +118,13 @@ def _read(path: Path) -> dict[str, Any] | None:
     return content
 
 
-def page(results: Sequence[dict[str, Any]]) -> str:
+def page(results: Sequence[dict[str, Any]], *, documents: bool = True) -> str:
     """The whole page, in Markdown."""
     variants = "\n".join(f"- *{name}*: {words}" for name, words in VARIANTS.items())
     sections = ["\n\n".join(_section(content)) for content in results]
     glance = ["## At a glance", _progress(results), _overview(results), _splitting_at_a_glance(results)]
-    return "\n\n".join([HEAD, *filter(None, glance), NOTES + variants, *sections]) + "\n"
+    head, notes = [TITLE, ABOUT] if documents else [TITLE], [READING, variants, *[CHOICES] * documents]
+    return "\n\n".join([*head, *filter(None, glance), *notes, *sections]) + "\n"
 
 
 def _section(content: dict[str, Any]) -> Iterator[str]:

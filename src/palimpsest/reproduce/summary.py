@@ -17,7 +17,6 @@ from palimpsest.reproduce.runner import PICTURED, Part, Result, Results, Runner
 from palimpsest.storage import write_atomically
 
 FORMAT = 4  # of the file, by which a scoreboard knows its own
-DIGITS = 4  # of a score, in the file
 TOP = 25  # images on which the paper counts improvements
 CERTAIN = 0.01  # p below which a difference may be called one
 
@@ -97,8 +96,7 @@ def _missing(parts: Sequence[Part], results: Results) -> dict[str, dict[str, int
 
 def _kept(part: Part, result: Result) -> Result:
     """A part as the results hold it: every score of every image, and curves where figures show them."""
-    scores = {name: [round(value, DIGITS) for value in result[name]] for name in ("ssim", "l2", "held-out ssim")}
-    result = result | {"weights": result["training"]["weights"]} | scores
+    result = result | {"weights": result["training"]["weights"]}
     left_out = {"asked", "training", "trajectories", "candidates"} | (set() if part.variant in PICTURED else {"curve"})
     return asdict(part) | {name: value for name, value in result.items() if name not in left_out}
 
@@ -187,7 +185,7 @@ def _compared(pairs: Mapping[int, Sequence[Pair]]) -> dict[str, Any]:
     by_seed = [sign_test(gains) for gains in read.values()]
     verdict = "even"
     for word, other in (("better", "worse"), ("worse", "better")):
-        if test["p"] < CERTAIN and all(seed[word] > seed[other] for seed in by_seed):
+        if test["p"] < CERTAIN and len(by_seed) > 1 and all(seed[word] > seed[other] for seed in by_seed):
             verdict = word
     every = sign_test([pair.gain for of_seed in pairs.values() for pair in of_seed])
     best = [pair for of_seed in pairs.values() for pair in sorted(of_seed, key=lambda pair: -pair.best)[:TOP]]
