@@ -1,0 +1,91 @@
+"""The experiments' files make sense, and those that do not are refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.reproduce import experiment, summary
+from palimpsest.reproduce.__main__ import main
+from palimpsest.solver import Settings
+
+
+@pytest.mark.parametrize("small", [False, True], ids=["full", "small"])
+@pytest.mark.parametrize("name", experiment.names())
+def test_every_experiment_is_well_described(name, small):
+    known = experiment.load(name, small=small)
+    path = set() if known.training.loss == "squared" else {"path"}  # which the NTK method reads anyhow
+    assert set(known.columns) == {"published", "ours"} | path
+    assert known.training.data in (("faces", "digits") if small else ("mnist", "cifar10", "cifar10-test"))
+    assert known.training.task == "binary" or known.training.data != "faces"  # of which there are two kinds
+    assert known.metric == ("l2" if "mnist" in name else "ssim")
+    assert known.pictured == (
+        30 if name.startswith("kkt") else 15 if name.startswith("multiclass") else 25
+    )  # the paper's
+    assert known.paper
+    for column in known.columns.values():
+        without_controls = {"ntk-cifar10-200", "ntk-cifar10-500", "ntk-cifar10-unseen", "unknown-n"}
+        controls = set() if column.from_initial or name in without_controls else {"final-k", "equal-compute"}
+        assert {"none", "splitting"} | controls <= set(column.variants) <= set(experiment.VARIANTS)
+        for variant in column.variants:
+            settings = column.settings(torch.zeros(1)) | column.policy(variant)
+            Settings(candidates=column.candidates[0], steps=column.steps, **settings)
+    published, ours = known.columns["published"], known.columns["ours"]
+    assert published.schedule == "constant"
+    assert published.sharpness[0] == published.sharpness[1]
+    assert "TotalVariation" in ours.priors
+    assert "TotalVariation" not in published.priors
+    rows = {(name, v, k) for name, c in known.columns.items() for v in c.variants for k in c.candidates}
+    assert all((goal.column, goal.variant, goal.candidates) in rows for goal in known.goals)
+    assert all(goal.measure in {*summary.MEASURES, summary.IMPROVED} for goal in known.goals)
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("title = 3 4", "is not a TOML file"),
+        ('based_on = "ntk-cifar10"\nmood = "good"', "mood is unknown"),
+        ('title = "nothing else"', "columns is missing"),
+        ('based_on = "x"', "no experiment 'x'"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.variants = ["none", "spliting"]', "the variant spliting is unknown"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.splitting = { rouds = 2 }', "rouds"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.splitting = { rounds = 0 }', "splitting needs rounds"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.priors = { TotalVaration = {} }', "TotalVaration"),
+        ('based_on = "ntk-cifar10"\nmetric = "SSIM"', "metric is 'SSIM', and not ssim or l2"),
+        ('based_on = "ntk-cifar10"\nseeds = 0', "seeds is 0, and not a list"),
+        ('based_on = "wrong.toml"', "based on itself"),
+    ],
+)
+def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, complaint, capsys):
+    (tmp_path / "wrong.toml").write_text(text)
+    assert main([str(tmp_path / "wrong.toml"), "--out", str(tmp_path)]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert complaint in line
+
+
+def test_a_file_may_not_take_the_name_of_an_experiment(tmp_path):
+    (tmp_path / "unknown-n.toml").write_text('based_on = "ntk-cifar10"')
+    with pytest.raises(InvalidInputError, match="give it another"):
+        experiment.load(str(tmp_path / "unknown-n.toml"))
+
+
+def test_a_file_is_based_on_another_beside_it(tmp_path):
+    (tmp_path / "one.toml").write_text('based_on = "ntk-cifar10"\ntitle = "One"')
+    (tmp_path / "two.toml").write_text('based_on = "one.toml"')
+    assert experiment.load(str(tmp_path / "two.toml")).title == "One"
+
+
+def test_what_the_paper_says_and_what_is_aimed_at_are_not_inherited(tmp_path):
+    (tmp_path / "own.toml").write_text('based_on = "ntk-cifar10"\ntitle = "Mine"')
+    own = experiment.load(str(tmp_path / "own.toml"))
+    assert (own.paper, own.goals) == ("", ())
+    assert own.columns == experiment.load("ntk-cifar10").columns
+
+
+def test_the_module_needs_neither_the_command_line_nor_downloads():
+    hide = "import sys; sys.modules.update(tyro=None, pooch=None, skimage=None, sklearn=None)"
+    show = "from palimpsest.reproduce.__main__ import main; main(['--help'])"
+    done = subprocess.run([sys.executable, "-c", f"{hide}; {show}"], capture_output=True, text=True, check=True)
+    assert "--budget" in done.stdout
