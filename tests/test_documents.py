@@ -34,5 +34,32 @@ def test_the_readme_shows_lines_of_the_scoreboard():
     assert set(shown) <= set(scoreboard)
 
 
+def test_what_is_said_about_splitting_is_the_scoreboards_tally():
+    page = (ROOT / "docs" / "scoreboard.md").read_text()
+    head, _, *rows = page[page.index("| better / even / worse |") :].split("\n\n")[0].splitlines()
+    against = [cell.strip() for cell in head.split("|")[2:-1]]
+    tally = {}
+    for row in rows:
+        column, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
+        for other, cell in zip(against, cells, strict=True):
+            tally[column, other] = [int(count) for count in cell.split(" / ")] if cell else [0, 0, 0]
+    said = " ".join((ROOT / "docs" / "splitting.md").read_text().split())
+    better, _, worse = ours = tally["ours", "final-k"]
+    assert better == 0
+    assert f"worse in {worse} of {sum(ours)} comparisons" in said
+    random = [sum(counts) for counts in zip(tally["ours", "random"], tally["published", "random"], strict=True)]
+    assert random[0] == random[2] == 0
+    assert f"In none of {random[1]} comparisons can curvature be told from a random direction" in said
+    assert "beats duplication in {} of {}.".format(*of_all(tally["ours", "duplicate"])) in said
+    better, _, worse = published = tally["published", "none"]
+    assert f"it helps in {better} of {sum(published)} comparisons, hurts in {worse}" in said
+    better, _, worse = published = tally["published", "final-k"]
+    assert f"more candidates in {better} of {sum(published)}, and worse in {worse}." in said
+
+
+def of_all(counts):
+    return counts[0], sum(counts)
+
+
 def test_the_tables_of_the_documents_are_those_of_the_measurements():
     subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)

@@ -12,7 +12,9 @@ from tiny_experiment import arguments, beside, runner_in
 from palimpsest.errors import InvalidInputError
 from palimpsest.reproduce import experiment, figures, findings, scoreboard, summary
 from palimpsest.reproduce.__main__ import main
-from palimpsest.reproduce.runner import Part
+from palimpsest.reproduce.runner import Part, Runner
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_the_results_hold_every_number_and_small_figures(tiny):
@@ -86,16 +88,55 @@ def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
     assert not (tmp_path / "docs").exists()
 
 
-def test_the_documents_lose_nothing_that_was_summed_up(tiny, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def documented(tiny, tmp_path, monkeypatch):
+    """A folder in which the tiny experiment is one of Palimpsest's, and its parts are in the documents."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     monkeypatch.setattr(experiment, "names", lambda: (str(tmp_path / "tiny.toml"),))
     assert main([*arguments(tmp_path), "--summarise"]) == 0
-    summed_up = tmp_path / "docs" / "results" / "tiny.json"
-    before = summed_up.read_text()
-    (beside(tmp_path) / "ours-random-k4-seed0.json").unlink()
-    assert main([*arguments(tmp_path), "--summarise"]) == 2
-    assert "has parts that" in capsys.readouterr().err
-    assert summed_up.read_text() == before
+    return tmp_path
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in (folder / "docs").rglob("*.*")}
+
+
+def test_the_documents_keep_what_is_no_longer_elsewhere(documented):
+    before = contents(documented)
+    assert len(before) == 5
+    shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--summarise"]) == 0
+    assert contents(documented) == before
+
+
+def test_parts_are_added_to_the_documents(documented):
+    document = documented / "docs" / "results" / "tiny.json"
+    whole = document.read_bytes()
+    content = json.loads(whole)
+    content["parts"] = [part for part in content["parts"] if (part["variant"], part["seed"]) != ("random", 1)]
+    document.write_text(json.dumps(content))
+    shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--missing"]) == 0
+    assert sorted(path.name for path in beside(documented).glob("*-seed*")) == [
+        f"{column}-random-k4-seed1.json" for column in ("ours", "published")
+    ]
+    assert main([*arguments(documented), "--summarise"]) == 0
+    old, new = json.loads(whole), json.loads(document.read_bytes())
+    assert [drop_times(row) for row in new["rows"]] == [drop_times(row) for row in old["rows"]]
+    assert new["tests"] == old["tests"]
+
+
+def drop_times(row):
+    return {name: value for name, value in row.items() if name != "seconds"}
+
+
+def test_parts_that_are_no_longer_asked_for_are_not_dropped_from_the_documents(documented, capsys):
+    file = documented / "tiny.toml"
+    file.write_text(file.read_text().replace("steps = 24", "steps = 25"))
+    before = contents(documented)
+    assert main([*arguments(documented), "--summarise"]) == 2
+    assert "has 28 parts that were run as the experiment's file no longer asks" in capsys.readouterr().err
+    assert contents(documented) == before
 
 
 def test_results_of_another_version_are_refused(tiny, tmp_path):
@@ -106,9 +147,19 @@ def test_results_of_another_version_are_refused(tiny, tmp_path):
 
 
 def test_the_scoreboard_is_what_the_results_say(tmp_path):
-    docs = Path(__file__).parents[2] / "docs"
-    shutil.copytree(docs / "results", tmp_path / "results")
-    assert scoreboard.write(tmp_path).read_text() == (docs / "scoreboard.md").read_text()
+    shutil.copytree(DOCS / "results", tmp_path / "results")
+    assert scoreboard.write(tmp_path).read_text() == (DOCS / "scoreboard.md").read_text()
+
+
+@pytest.mark.parametrize("name", experiment.names())
+def test_the_results_are_what_their_parts_say(name, tmp_path):
+    path = DOCS / "results" / f"{name}.json"
+    runner = Runner(experiment.load(name), tmp_path, known=summary.known(path))
+    content = summary.read(path)
+    results = {part: runner.done(part) for part in runner.known}
+    assert None not in results.values()
+    again = json.loads(json.dumps(summary.summed_up(runner, results)))
+    assert again == {key: value for key, value in content.items() if key not in ("figures", "parts")}
 
 
 def test_what_was_not_run_is_said(tiny, tmp_path):
@@ -189,11 +240,21 @@ def test_only_what_was_read_from_the_same_weights_is_compared():
 
 @pytest.mark.parametrize(
     ("measure", "value"),
-    [("mean SSIM", 0.65), ("above 0.4", 20), ("above 0.9", 10), ("mean L2", 16.5), ("best-25 L2", 13.0)],
+    [
+        *(("mean SSIM", 0.65), ("above 0.4", 20), ("above 0.9", 10), ("mean L2", 16.5), ("best-25 L2", 13.0)),
+        *(("held-out above 0.4", 1), ("held-out mean L2", 36.5), ("held-out best-25 L2", 33.0)),
+    ],
 )
 def test_measures_are_of_all_images(measure, value):
     result = {"ssim": [0.3] * 10 + [0.7] * 10 + [0.95] * 10, "l2": list(range(32, 0, -1))}
+    result |= {"held-out ssim": [0.3] * 9 + [0.5], "held-out l2": list(range(52, 20, -1))}
     assert summary.MEASURES[measure](result) == pytest.approx(value)
+
+
+def test_what_was_not_measured_of_all_parts_has_no_mean():
+    kept, not_kept = {"held-out l2": [1.0, 3.0]}, {}
+    assert summary._mean("held-out mean L2", [kept, kept]) == 2.0
+    assert summary._mean("held-out mean L2", [kept, not_kept]) is None
 
 
 @pytest.mark.parametrize(

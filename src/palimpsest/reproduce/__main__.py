@@ -19,7 +19,7 @@ def parser() -> argparse.ArgumentParser:
         make.add_argument(f"--{name}", nargs="+", default=())
     for name in ("candidates", "seed"):
         make.add_argument(f"--{name}", nargs="+", type=int, default=())
-    for name in ("small", "tuning", "summarise"):
+    for name in ("small", "tuning", "missing", "summarise"):
         make.add_argument(f"--{name}", action="store_true")
     make.add_argument("--budget", type=float, help="seconds")
     make.add_argument("--workers", type=int, default=Options.workers)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import signal
@@ -21,6 +20,7 @@ import torch
 
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ResourceError
 from palimpsest.reproduce import experiment, scoreboard, summary
+from palimpsest.reproduce.experiment import Experiment
 from palimpsest.reproduce.runner import Part, Runner, Selection
 
 ENDED = "a process was ended, perhaps for lack of memory; give the same command again, or fewer --workers"
@@ -49,13 +49,15 @@ class Options:
     workers: int = 1
     """Processes side by side, each with one seed of an experiment at a time; on a GPU, its multi-process service lets
     them share it rather than take turns. On CPUs each has its share of the cores, and rounds as so many threads do."""
+    missing: bool = False
+    """Run only what the documents (--docs) lack too."""
     summarise: bool = False
-    """Run nothing; sum up all parts that are there, in the documents (--docs), not beside the parts as a run does."""
+    """Run nothing; add all parts that are there to the documents (--docs), not beside the parts as a run does."""
     out: Path = Path("runs/reproduce")
     """Where parts are kept."""
     docs: Path = Path("docs")
-    """Where --summarise puts results, figures and scoreboard of the experiments that come with Palimpsest, if neither
-    --small nor --tuning; all others stay beside their parts."""
+    """Results, figures and scoreboard of the experiments that come with Palimpsest, to which --summarise adds what was
+    run with neither --small nor --tuning; all else stays beside its parts."""
     data_root: Path | None = None
     """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA."""
 
@@ -88,9 +90,24 @@ def _run_all(runners: dict[str, Runner], options: Options) -> None:
 
 
 def _runner(name: str, options: Options) -> Runner:
-    known = experiment.load(name, small=options.small)
+    loaded = experiment.load(name, small=options.small)
     suffix = "-small" * options.small + "-tuning" * options.tuning
-    return Runner(known, options.out / (known.name + suffix), tuning=options.tuning, data_root=options.data_root)
+    counts = _is_documented(loaded, options) and (options.missing or options.summarise)
+    return Runner(
+        loaded,
+        options.out / (loaded.name + suffix),
+        tuning=options.tuning,
+        data_root=options.data_root,
+        known=summary.known(_document(loaded, options)) if counts else None,
+    )
+
+
+def _is_documented(loaded: Experiment, options: Options) -> bool:
+    return loaded.called in experiment.names() and not options.small and not options.tuning
+
+
+def _document(loaded: Experiment, options: Options) -> Path:
+    return options.docs / "results" / f"{loaded.name}.json"
 
 
 def _selection(options: Options) -> Selection:
@@ -196,7 +213,11 @@ def _sum_up(runners: Collection[Runner], options: Options) -> None:
     given = " --small" * options.small + " --tuning" * options.tuning
     folders = {runner: _folder(runner, options) for runner in runners}
     for runner, folder in folders.items():
-        _refuse_to_lose(runner, folder)
+        if folder == options.docs:
+            _refuse_to_lose(runner, _document(runner.experiment, options))
+        if not _done(runner):
+            name = runner.experiment.name
+            raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
     for runner, folder in folders.items():
         summary.write(runner, folder / "results", given)
     for folder in dict.fromkeys(folders.values()):
@@ -206,22 +227,16 @@ def _sum_up(runners: Collection[Runner], options: Options) -> None:
 
 def _folder(runner: Runner, options: Options) -> Path:
     """Where to sum up: in the documents, if that is asked for and the experiment is of theirs, or beside its parts."""
-    theirs = runner.experiment.called in experiment.names() and not options.small and not options.tuning
-    return options.docs if options.summarise and theirs else runner.folder
+    return options.docs if options.summarise and _is_documented(runner.experiment, options) else runner.folder
 
 
-def _refuse_to_lose(runner: Runner, folder: Path) -> None:
-    """There must be something to sum up, and in the documents no less than was summed up before."""
-    name, done = runner.experiment.name, _done(runner)
-    if not done:
-        raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
-    path = folder / "results" / f"{name}.json"
-    if folder != runner.folder and path.exists():
-        before = json.loads(path.read_text(encoding="utf-8"))["parts"]
-        if lost := {Part(**{f.name: part[f.name] for f in fields(Part)}) for part in before} - done:
-            raise InvalidInputError(
-                f"{path} has parts that {runner.folder} lacks ({len(lost)}); run them, or give other --docs"
-            )
+def _refuse_to_lose(runner: Runner, document: Path) -> None:
+    """What a document holds is what the experiment's file still asks for, or was run again as it asks now."""
+    if lost := runner.known.keys() - _done(runner):
+        raise InvalidInputError(
+            f"{document} has {len(lost)} parts that were run as the experiment's file no longer asks; run them again,"
+            f" or delete it"
+        )
 
 
 def _done(runner: Runner) -> set[Part]:

@@ -27,10 +27,10 @@ COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
 
 def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
-    """Write the figures for which there are parts; their names, with what they show."""
+    """Write the figures of which everything is there; their names, with what they show."""
     name, written = runner.experiment.name, {}
-    shown = [part for part in _shown(runner, results) if runner.pictures(part).exists()]
-    if shown:
+    shown = _shown(runner, results)
+    if shown and all(runner.pictures(part).exists() for part in shown):
         write_atomically(folder / f"{name}-images.png", _plate(runner, results, shown))
         rows = "; ".join(f"{part.column}, {part.variant}, k = {part.candidates}" for part in shown)
         count = min(runner.experiment.pictured, runner.experiment.training.images)
@@ -43,7 +43,8 @@ def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
             " solid with splitting, dotted with merging too; after a split annealing begins anew, with a smooth network"
             " whose loss is larger), and every image of every seed without (across) against with splitting (up)."
         )
-    if followed := _followed(runner, results):
+    followed = _followed(runner, results)
+    if followed and all("trajectories" in results[part] for pair in followed for part in pair):
         write_atomically(folder / f"{name}-trajectories.png", _trajectories(runner, results, followed))
         written[f"{name}-trajectories.png"] = (
             f"{runner.experiment.metric.upper()} of single images on the way (seed {runner.seeds[0]}; dashed without,"
@@ -146,12 +147,11 @@ def _scatter(panel: Any, runner: Runner, results: Results, part: Part, colour: s
 
 
 def _followed(runner: Runner, results: Results) -> list[tuple[Part, Part]]:
-    """Of each column the last number of candidates that was followed without and with splitting."""
+    """Of each column the last number of candidates that was run without and with splitting."""
     pairs = []
     for name, column in runner.experiment.columns.items():
         both = [[Part(name, v, k, runner.seeds[0]) for v in ("none", "splitting")] for k in column.candidates]
-        found = [pair for pair in both if all("trajectories" in results.get(part, {}) for part in pair)]
-        pairs += [(without, with_) for without, with_ in found[-1:]]
+        pairs += [(without, with_) for without, with_ in both if {without, with_} <= results.keys()][-1:]
     return pairs
 
 

@@ -95,12 +95,21 @@ class Curve(Callback):
 
 
 class Runner:
-    """One experiment in one folder: `networks/`, `pictures/`, and a JSON file for each part."""
+    """One experiment in one folder: `networks/`, `pictures/`, and a JSON file for each part.
+
+    ``known`` are results from elsewhere, which stand for parts that the folder lacks.
+    """
 
     def __init__(
-        self, experiment: Experiment, folder: Path, *, tuning: bool = False, data_root: Path | None = None
+        self,
+        experiment: Experiment,
+        folder: Path,
+        *,
+        tuning: bool = False,
+        data_root: Path | None = None,
+        known: Results | None = None,
     ) -> None:
-        self.experiment, self.folder, self.data_root = experiment, folder, data_root
+        self.experiment, self.folder, self.data_root, self.known = experiment, folder, data_root, known or {}
         self.apart_from = experiment.seeds if tuning else ()
         self.seeds = TUNING_SEEDS if tuning else experiment.seeds
         self.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -125,18 +134,22 @@ class Runner:
 
     def done(self, part: Part) -> dict[str, Any] | None:
         """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
+        asked = self._asked(part)
+        found = (result for result in (self._kept(part), self.known.get(part)) if result is not None)
+        return next((result for result in found if result.get("asked") == asked), None)
+
+    def _kept(self, part: Part) -> dict[str, Any] | None:
         try:
-            result = json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
+            return json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
-        return result if result.get("asked") == self._asked(part) else None
 
     def result(self, part: Part) -> dict[str, Any]:
         """What came of a part, which is run if it was not."""
         return self.done(part) or self._run(part)
 
-    def _asked(self, part: Part) -> dict[str, Any]:
-        """Everything that a part depends on, as JSON has it."""
+    def _asked(self, part: Part) -> str:
+        """The fingerprint of everything that a part depends on."""
         silent = {"variants", "candidates"}  # they say which parts there are, and nothing of any one
         silent |= {"splitting"} if part.variant in PLAIN else set()
         silent |= {"merging"} if part.variant != "merging" else set()
@@ -148,7 +161,7 @@ class Runner:
             "part": asdict(part),
             "effort": self._effort(part),
         }
-        return json.loads(json.dumps(asked))
+        return _fingerprint(json.dumps(asked).encode())
 
     def _effort(self, part: Part) -> dict[str, int] | None:
         """Candidates and steps; two controls take as much of either as splitting did, None if it was not run."""
@@ -197,7 +210,8 @@ class Runner:
         facts = {"summary": fit.summary, "seconds": round(time.perf_counter() - began, 1)}
         facts |= {"kkt residual": fit.kkt_residual, "normalised margin": fit.normalised_margin}
         facts["images by the span"] = pal.span(fit.model, fit.initial).samples
-        facts["weights"] = _fingerprint(fit.model)
+        # Devices round differently, and what is compared should be read from the same weights.
+        facts["weights"] = _fingerprint(*(t.cpu().numpy().tobytes() for t in fit.model.state_dict().values()))
         print(f"  seed {seed}: {fit.summary}", flush=True)
         return fit, facts
 
@@ -263,7 +277,8 @@ def _account(rec: Reconstruction, steps: int) -> dict[str, Any]:
 
 def _scores(score: Score) -> dict[str, Any]:
     assert score.held_out is not None
-    tensors = {"ssim": score.ssim, "l2": score.l2, "held-out ssim": score.held_out.ssim}
+    tensors = {"ssim": score.ssim, "l2": score.l2}
+    tensors |= {"held-out ssim": score.held_out.ssim, "held-out l2": score.held_out.l2}
     lists = {name: [round(value, DIGITS) for value in t.tolist()] for name, t in tensors.items()}
     return lists | {"recovered": score.verdict.recovered, "verdict": score.verdict.outcome.value}
 
@@ -276,11 +291,10 @@ def _bytes(images: Tensor) -> Tensor:
     return (255 * images.detach().cpu().clamp(0, 1)).round().to(torch.uint8)
 
 
-def _fingerprint(model: nn.Module) -> str:
-    """Tells trainings apart: devices round differently, and what is compared should be read from the same weights."""
+def _fingerprint(*pieces: bytes) -> str:
     digest = hashlib.sha256()
-    for t in model.state_dict().values():
-        digest.update(t.cpu().numpy().tobytes())
+    for piece in pieces:
+        digest.update(piece)
     return digest.hexdigest()[:12]
 
 

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
 from scipy.stats import binomtest
 
+from palimpsest.errors import InvalidInputError
 from palimpsest.reproduce import figures
 from palimpsest.reproduce.experiment import VARIANTS, Goal
 from palimpsest.reproduce.runner import PICTURED, Part, Result, Results, Runner
 from palimpsest.storage import write_atomically
 
-FORMAT = 4  # of the file, by which a scoreboard knows its own
+FORMAT = 5  # of the file, by which a scoreboard knows its own
 TOP = 25  # images on which the paper counts improvements
 CERTAIN = 0.01  # p below which a difference may be called one
 
@@ -25,17 +26,20 @@ def _above(bar: float) -> Callable[[Result], float]:
     return lambda result: sum(value > bar for value in result["ssim"])
 
 
-def _best_l2(count: int) -> Callable[[Result], float]:
-    return lambda result: fmean(sorted(result["l2"])[:count])
+def _l2(of: str, best: int | None = None) -> Callable[[Result], float | None]:
+    """The mean L2 of the nearest images, all if no number is given; None where L2 was not kept of such images."""
+    return lambda result: fmean(sorted(result[of])[:best]) if of in result else None
 
 
-MEASURES: dict[str, Callable[[Result], float]] = {
+MEASURES: dict[str, Callable[[Result], float | None]] = {
     "mean SSIM": lambda result: fmean(result["ssim"]),
     "above 0.4": _above(0.4),
     "above 0.6": _above(0.6),
     "above 0.9": _above(0.9),
-    "mean L2": lambda result: fmean(result["l2"]),
-    "best-25 L2": _best_l2(25),
+    "mean L2": _l2("l2"),
+    "held-out mean L2": _l2("held-out l2"),
+    "best-25 L2": _l2("l2", 25),
+    "held-out best-25 L2": _l2("held-out l2", 25),
     "held-out above 0.4": lambda result: sum(value > 0.4 for value in result["held-out ssim"]),
     "recovered": lambda result: result["recovered"],
     "loss": lambda result: result["loss"],
@@ -47,12 +51,48 @@ IMPROVED = "% better than unsplit"  # of a row's images: its other measure, whic
 
 
 def write(runner: Runner, folder: Path, options: str = "") -> Path:
-    """Write NAME.json and its figures into a folder; ``options`` are those of the command that made the parts."""
+    """Write NAME.json and its figures into a folder; ``options`` are those of the command that made the parts.
+
+    A figure of images that are no longer there stays as it is.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    experiment = runner.experiment
+    path = folder / f"{runner.experiment.name}.json"
+    before = _loaded(path) or {"figures": {}}
     results = {part: result for part in runner.parts() if (result := runner.done(part)) is not None}
-    rows, tests = _rows(runner, results), _tests(results, experiment.metric)
-    content = {
+    content = summed_up(runner, results, options) | {
+        "figures": before["figures"] | figures.write(runner, results, folder)
+    }
+    parts = [json.dumps(_kept(part, result)) for part, result in results.items()]
+    text = json.dumps(content, indent=1, ensure_ascii=False)[:-2] + ',\n "parts": [\n' + ",\n".join(parts) + "\n]}\n"
+    write_atomically(path, text.encode())
+    return path
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What `write` wrote, None if there is no such file or it is of another kind."""
+    content = _loaded(path)
+    if content is not None and content["scoreboard"] != FORMAT:
+        raise InvalidInputError(f"{path} is of another version; delete it, and sum up its experiment again")
+    return content
+
+
+def _loaded(path: Path) -> dict[str, Any] | None:
+    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    return content if isinstance(content, dict) and "scoreboard" in content else None
+
+
+def known(path: Path) -> Results:
+    """The parts that such a file holds, without the images that were kept of them."""
+    content = read(path) or {"networks": [], "parts": []}
+    training = {network["weights"]: {"training": network} for network in content["networks"]}
+    names = [f.name for f in fields(Part)]
+    return {Part(**{name: kept[name] for name in names}): kept | training[kept["weights"]] for kept in content["parts"]}
+
+
+def summed_up(runner: Runner, results: Results, options: str = "") -> dict[str, Any]:
+    """Everything that follows from the parts."""
+    experiment, rows = runner.experiment, _rows(runner, results)
+    return {
         "scoreboard": FORMAT,
         "experiment": experiment.name,
         "title": experiment.title,
@@ -66,15 +106,9 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
         "networks": _networks(results),
         "rows": rows,
         "missing": _missing(runner.parts(), results),
-        "tests": tests,
+        "tests": _tests(results, experiment.metric),
         "goals": [asdict(goal) | _measured(goal, rows) for goal in experiment.goals],
-        "figures": figures.write(runner, results, folder),
     }
-    parts = [json.dumps(_kept(part, result)) for part, result in results.items()]
-    text = json.dumps(content, indent=1, ensure_ascii=False)[:-2] + ',\n "parts": [\n' + ",\n".join(parts) + "\n]}\n"
-    path = folder / f"{experiment.name}.json"
-    write_atomically(path, text.encode())
-    return path
 
 
 def _networks(results: Results) -> list[dict[str, Any]]:
@@ -97,7 +131,7 @@ def _missing(parts: Sequence[Part], results: Results) -> dict[str, dict[str, int
 def _kept(part: Part, result: Result) -> Result:
     """A part as the results hold it: every score of every image, and curves where figures show them."""
     result = result | {"weights": result["training"]["weights"]}
-    left_out = {"asked", "training", "trajectories", "candidates"} | (set() if part.variant in PICTURED else {"curve"})
+    left_out = {"training", "trajectories", "candidates"} | (set() if part.variant in PICTURED else {"curve"})
     return asdict(part) | {name: value for name, value in result.items() if name not in left_out}
 
 
@@ -141,8 +175,11 @@ def _tests(results: Results, metric: str) -> list[dict[str, Any]]:
     return tests
 
 
-def _mean(measure: str, results: Iterable[Result]) -> float:
-    return float(f"{fmean(map(MEASURES[measure], results)):.5g}")
+def _mean(measure: str, results: Iterable[Result]) -> float | None:
+    """None unless all of them were measured."""
+    values = [MEASURES[measure](result) for result in results]
+    known = [value for value in values if value is not None]
+    return float(f"{fmean(known):.5g}") if len(known) == len(values) else None
 
 
 class Pair(NamedTuple):
