@@ -105,6 +105,8 @@ def test_the_documents_keep_what_is_no_longer_elsewhere(documented):
     before = contents(documented)
     assert len(before) == 5
     shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--missing"]) == 0
+    assert not (documented / "runs").exists()
     assert main([*arguments(documented), "--summarise"]) == 0
     assert contents(documented) == before
 
@@ -117,6 +119,7 @@ def test_parts_are_added_to_the_documents(documented):
     document.write_text(json.dumps(content))
     shutil.rmtree(documented / "runs")
     assert main([*arguments(documented), "--missing"]) == 0
+    assert (beside(documented) / "scoreboard.md").exists()
     assert sorted(path.name for path in beside(documented).glob("*-seed*")) == [
         f"{column}-random-k4-seed1.json" for column in ("ours", "published")
     ]

@@ -74,7 +74,7 @@ def reproduce(options: Options) -> None:
         raise InvalidInputError("--summarise sums up all parts that are there; give no columns, variants or numbers")
     if not options.summarise:
         _run_all(runners, options)
-    _sum_up([runner for runner in runners.values() if options.summarise or _done(runner)], options)
+    _sum_up([runner for runner in runners.values() if options.summarise or _ran(runner)], options)
 
 
 def _run_all(runners: dict[str, Runner], options: Options) -> None:
@@ -91,6 +91,8 @@ def _run_all(runners: dict[str, Runner], options: Options) -> None:
 
 def _runner(name: str, options: Options) -> Runner:
     loaded = experiment.load(name, small=options.small)
+    if unknown := {goal.measure for goal in loaded.goals} - set(summary.MEASURED):
+        raise InvalidInputError(f"{name} aims at {min(unknown)!r}; choose from {', '.join(summary.MEASURED)}")
     suffix = "-small" * options.small + "-tuning" * options.tuning
     counts = _is_documented(loaded, options) and (options.missing or options.summarise)
     return Runner(
@@ -237,6 +239,11 @@ def _refuse_to_lose(runner: Runner, document: Path) -> None:
             f"{document} has {len(lost)} parts that were run as the experiment's file no longer asks; run them again,"
             f" or delete it"
         )
+
+
+def _ran(runner: Runner) -> bool:
+    """Whether there are parts in its folder, and not only in the documents."""
+    return runner.folder.exists() and bool(_done(runner))
 
 
 def _done(runner: Runner) -> set[Part]:
