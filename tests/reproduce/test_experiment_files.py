@@ -56,7 +56,7 @@ def test_every_experiment_is_well_described(name, small):
         ('based_on = "ntk-cifar10"\nmetric = "SSIM"', "metric is 'SSIM', and not ssim or l2"),
         ('based_on = "ntk-cifar10"\nseeds = 0', "seeds is 0, and not a list"),
         (
-            'based_on = "ntk-cifar10"\ngoals = [{column = "ours", variant = "none", candidates = 60, measure = "SSIM"}]',
+            'based_on = "ntk-cifar10"\ngoals = [{column = "ours", variant = "none", candidates = 9, measure = "SSIM"}]',
             "aims at 'SSIM'; choose from mean SSIM",
         ),
         ('based_on = "wrong.toml"', "based on itself"),
