@@ -42,6 +42,11 @@ def test_every_experiment_is_well_described(name, small):
     assert all(goal.measure in summary.MEASURED for goal in known.goals)
 
 
+def goal(measure, candidates=60):
+    goals = f'[{{column = "ours", variant = "none", candidates = {candidates}, measure = {measure}}}]'
+    return f'based_on = "ntk-cifar10"\ngoals = {goals}'
+
+
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -55,10 +60,9 @@ def test_every_experiment_is_well_described(name, small):
         ('based_on = "ntk-cifar10"\ncolumns.ours.priors = { TotalVaration = {} }', "TotalVaration"),
         ('based_on = "ntk-cifar10"\nmetric = "SSIM"', "metric is 'SSIM', and not ssim or l2"),
         ('based_on = "ntk-cifar10"\nseeds = 0', "seeds is 0, and not a list"),
-        (
-            'based_on = "ntk-cifar10"\ngoals = [{column = "ours", variant = "none", candidates = 9, measure = "SSIM"}]',
-            "aims at 'SSIM'; choose from mean SSIM",
-        ),
+        (goal('"SSIM", at_least = 1'), "aims at 'SSIM'; choose from mean SSIM"),
+        (goal('"loss"'), "a goal needs either at_least or at_most"),
+        (goal('"loss", at_most = 1', candidates=9), "no part of ours is none from 9 candidates"),
         ('based_on = "wrong.toml"', "based on itself"),
     ],
 )

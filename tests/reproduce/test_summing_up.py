@@ -67,7 +67,7 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     fixed = {"none": (15, 1, "better"), "random": (8, 8, "even"), "duplicate": (1, 15, "worse")}
     content["tests"] = [
         {"column": "ours", "candidates": 4, "variant": v, "against": other, "better": b, "worse": w, "p": 0.5}
-        | {"verdict": verdict, "by seed": [[b, w]], "of all": [b, w], "unsplit": 0, "top": 2, "top better": 1}
+        | {"verdict": verdict, "by seed": [[b, w]] * 2, "of all": [b, w], "unsplit": 0, "top": 2, "top better": 1}
         | {"mean SSIM": [0.5, 0.6], "recovered": [3.0, 4.0]}
         for v in ("merging", "splitting")
         for other, (b, w, verdict) in fixed.items()
@@ -76,6 +76,10 @@ def test_the_scoreboard_compares_splitting_with_everything(tiny):
     assert "| splitting | column | k | none | random | duplicate |" in page
     assert "| tiny | ours | 4 | ↑\u00a015:1 | 8:8 | ↓\u00a01:15 |" in page
     assert "| ours | 1 / 0 / 0 | 0 / 1 / 0 | 0 / 0 / 1 |" in page
+    content["tests"][-1]["by seed"] = [[1, 15]]
+    page = scoreboard.page([content])
+    assert "| tiny | ours | 4 | ↑\u00a015:1 | 8:8 | ↓\u00a01:15 (1 of 2 seeds) |" in page
+    assert "| ours | 1 / 0 / 0 | 0 / 1 / 0 |  |" in page
 
 
 def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
@@ -113,33 +117,121 @@ def test_the_documents_keep_what_is_no_longer_elsewhere(documented):
 
 def test_parts_are_added_to_the_documents(documented):
     document = documented / "docs" / "results" / "tiny.json"
-    whole = document.read_bytes()
-    content = json.loads(whole)
-    content["parts"] = [part for part in content["parts"] if (part["variant"], part["seed"]) != ("random", 1)]
-    document.write_text(json.dumps(content))
+    old = take_out(document, variant="random", seed=1)
     shutil.rmtree(documented / "runs")
     assert main([*arguments(documented), "--missing"]) == 0
-    assert (beside(documented) / "scoreboard.md").exists()
     assert sorted(path.name for path in beside(documented).glob("*-seed*")) == [
         f"{column}-random-k4-seed1.json" for column in ("ours", "published")
     ]
+    assert "2 of 28 parts have been run" in (beside(documented) / "scoreboard.md").read_text()
     assert main([*arguments(documented), "--summarise"]) == 0
-    old, new = json.loads(whole), json.loads(document.read_bytes())
+    new = json.loads(document.read_bytes())
     assert [drop_times(row) for row in new["rows"]] == [drop_times(row) for row in old["rows"]]
     assert new["tests"] == old["tests"]
+
+
+def take_out(document, **wanted):
+    """Parts of a document, which is returned as it was."""
+    content = json.loads(document.read_bytes())
+    left = [part for part in content["parts"] if not wanted.items() <= part.items()]
+    assert 0 < len(left) < len(content["parts"])
+    document.write_text(json.dumps(content | {"parts": left}))
+    return content
 
 
 def drop_times(row):
     return {name: value for name, value in row.items() if name != "seconds"}
 
 
-def test_parts_that_are_no_longer_asked_for_are_not_dropped_from_the_documents(documented, capsys):
+def test_what_the_documents_hold_is_run_nevertheless_unless_only_the_missing_are_asked_for(documented, capsys):
+    shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--budget", "0"]) == 0
+    assert "tiny: 0 of 28 parts are there" in capsys.readouterr().out
+    assert main([*arguments(documented), "--missing", "--summarise"]) == 2
+
+
+def test_only_full_runs_of_reported_seeds_are_documented(documented, capsys):
+    before = contents(documented)
+    for option in ("--tuning", "--small"):
+        assert main([*arguments(documented), option, "--summarise"]) == 2
+        assert "there is nothing of tiny in" in capsys.readouterr().err
+    assert contents(documented) == before
+
+
+def test_parts_that_are_no_longer_asked_for_stay_in_the_documents(documented, capsys):
     file = documented / "tiny.toml"
     file.write_text(file.read_text().replace("steps = 24", "steps = 25"))
     before = contents(documented)
     assert main([*arguments(documented), "--summarise"]) == 2
-    assert "has 28 parts that were run as the experiment's file no longer asks" in capsys.readouterr().err
+    assert "28 of the parts in" in capsys.readouterr().err
     assert contents(documented) == before
+
+
+def test_parts_that_came_out_otherwise_stay_in_the_documents(documented, capsys):
+    path = beside(documented) / "ours-random-k4-seed0.json"
+    result = json.loads(path.read_text())
+    path.write_text(json.dumps(result | {"ssim": [0.0, *result["ssim"][1:]]}))
+    before = contents(documented)
+    assert main([*arguments(documented), "--summarise"]) == 2
+    assert "tiny.json, as ours-random-k4-seed0, are no longer asked for, or came out" in capsys.readouterr().err
+    assert contents(documented) == before
+
+
+def test_what_cannot_be_compared_with_the_documents_is_not_run(documented, capsys):
+    document = documented / "docs" / "results" / "tiny.json"
+    take_out(document, variant="random", seed=1)
+    weights = json.loads(document.read_bytes())["networks"][1]["weights"]
+    document.write_text(document.read_text().replace(weights, "trained elsewhere"))
+    shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--missing"]) == 2
+    assert "training of seed 1 does not end here with the weights" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("lacking", ["picture", "trajectory"])
+def test_a_figure_of_which_not_everything_is_there_stays_as_it_was(documented, lacking):
+    part = beside(documented) / "published-splitting-k4-seed0.json"
+    if lacking == "picture":
+        (beside(documented) / "pictures" / part.name).with_suffix(".safetensors").unlink()
+    else:
+        result = json.loads(part.read_text())
+        del result["trajectories"]
+        part.write_text(json.dumps(result))
+    before = contents(documented)
+    assert main([*arguments(documented), "--summarise"]) == 0
+    assert contents(documented) == before
+
+
+def test_a_figure_of_parts_that_are_no_longer_there_goes(documented):
+    document = documented / "docs" / "results" / "tiny.json"
+    file = documented / "tiny.toml"
+    before, ours = file.read_text().split("[columns.ours]")
+    file.write_text(f"{before}[columns.ours]{ours.replace('steps = 24', 'steps = 25')}")
+    take_out(document, column="ours")
+    shutil.rmtree(documented / "runs")
+    assert main([*arguments(documented), "--summarise"]) == 0
+    assert list(json.loads(document.read_bytes())["figures"]) == ["tiny-curves.png"]
+
+
+def test_a_picture_of_other_settings_is_not_shown(documented):
+    runner, part = runner_in(documented), Part("ours", "none", 4, 0)
+    assert runner.pictures(part) is not None
+    file = documented / "tiny.toml"
+    file.write_text(file.read_text().replace("steps = 24", "steps = 25"))
+    assert runner_in(documented).pictures(part) is None
+
+
+def test_how_a_file_writes_what_it_asks_for_does_not_matter(documented):
+    file = documented / "tiny.toml"
+    other = file.read_text().replace("alike = 0.95, dead = 0.01", "dead = 0.01, alike = 0.95")
+    file.write_text(other.replace("steps = 24", "steps = 24.0"))
+    assert len(runner_in(documented).results()) == 28
+
+
+def test_held_out_images_have_scores_of_their_own(tiny):
+    for result in runner_in(tiny).results().values():
+        for metric in ("ssim", "l2"):
+            assert len(result[f"held-out {metric}"]) == 8
+            assert result[f"held-out {metric}"] != result[metric]
 
 
 def test_results_of_another_version_are_refused(tiny, tmp_path):
@@ -159,8 +251,8 @@ def test_the_results_are_what_their_parts_say(name, tmp_path):
     path = DOCS / "results" / f"{name}.json"
     runner = Runner(experiment.load(name), tmp_path, known=summary.known(path))
     content = summary.read(path)
-    results = {part: runner.done(part) for part in runner.known}
-    assert None not in results.values()
+    results = runner.results()
+    assert results.keys() == runner.known.keys()
     again = json.loads(json.dumps(summary.summed_up(runner, results)))
     assert again == {key: value for key, value in content.items() if key not in ("figures", "parts")}
 

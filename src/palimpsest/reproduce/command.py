@@ -21,7 +21,7 @@ import torch
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ResourceError
 from palimpsest.reproduce import experiment, scoreboard, summary
 from palimpsest.reproduce.experiment import Experiment
-from palimpsest.reproduce.runner import Part, Runner, Selection
+from palimpsest.reproduce.runner import Part, Result, Runner, Selection
 
 ENDED = "a process was ended, perhaps for lack of memory; give the same command again, or fewer --workers"
 
@@ -50,7 +50,7 @@ class Options:
     """Processes side by side, each with one seed of an experiment at a time; on a GPU, its multi-process service lets
     them share it rather than take turns. On CPUs each has its share of the cores, and rounds as so many threads do."""
     missing: bool = False
-    """Run only what the documents (--docs) lack too."""
+    """Run only what the documents (--docs) lack too; they hold nothing with --small or --tuning, or of your own."""
     summarise: bool = False
     """Run nothing; add all parts that are there to the documents (--docs), not beside the parts as a run does."""
     out: Path = Path("runs/reproduce")
@@ -70,11 +70,16 @@ def reproduce(options: Options) -> None:
     if options.workers < 1:
         raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
+    if options.summarise and options.missing:
+        raise InvalidInputError("--missing runs parts and --summarise does not; give one after the other")
     if options.summarise and any(vars(_selection(options)).values()):
         raise InvalidInputError("--summarise sums up all parts that are there; give no columns, variants or numbers")
-    if not options.summarise:
+    if options.summarise:
+        _sum_up(runners.values(), options)
+    else:
         _run_all(runners, options)
-    _sum_up([runner for runner in runners.values() if options.summarise or _ran(runner)], options)
+        beside = [_runner(name, replace(options, missing=False)) for name in names]
+        _sum_up([runner for runner in beside if runner.results()], options)
 
 
 def _run_all(runners: dict[str, Runner], options: Options) -> None:
@@ -100,16 +105,12 @@ def _runner(name: str, options: Options) -> Runner:
         options.out / (loaded.name + suffix),
         tuning=options.tuning,
         data_root=options.data_root,
-        known=summary.known(_document(loaded, options)) if counts else None,
+        known=summary.known(options.docs / "results" / f"{loaded.name}.json") if counts else None,
     )
 
 
 def _is_documented(loaded: Experiment, options: Options) -> bool:
     return loaded.called in experiment.names() and not options.small and not options.tuning
-
-
-def _document(loaded: Experiment, options: Options) -> Path:
-    return options.docs / "results" / f"{loaded.name}.json"
 
 
 def _selection(options: Options) -> Selection:
@@ -215,9 +216,8 @@ def _sum_up(runners: Collection[Runner], options: Options) -> None:
     given = " --small" * options.small + " --tuning" * options.tuning
     folders = {runner: _folder(runner, options) for runner in runners}
     for runner, folder in folders.items():
-        if folder == options.docs:
-            _refuse_to_lose(runner, _document(runner.experiment, options))
-        if not _done(runner):
+        _refuse_to_lose(runner, folder)
+        if not runner.results():
             name = runner.experiment.name
             raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
     for runner, folder in folders.items():
@@ -232,19 +232,16 @@ def _folder(runner: Runner, options: Options) -> Path:
     return options.docs if options.summarise and _is_documented(runner.experiment, options) else runner.folder
 
 
-def _refuse_to_lose(runner: Runner, document: Path) -> None:
-    """What a document holds is what the experiment's file still asks for, or was run again as it asks now."""
-    if lost := runner.known.keys() - _done(runner):
+def _refuse_to_lose(runner: Runner, folder: Path) -> None:
+    """Parts that the documents hold stay there as they are, unless someone takes them out."""
+    results = runner.results()
+    if lost := [part.name for part, known in runner.known.items() if not _stays(known, results.get(part))]:
+        path = folder / "results" / f"{runner.experiment.name}.json"
         raise InvalidInputError(
-            f"{document} has {len(lost)} parts that were run as the experiment's file no longer asks; run them again,"
-            f" or delete it"
+            f"{len(lost)} of the parts in {path}, as {lost[0]}, are no longer asked for, or came out otherwise in"
+            f" {runner.folder}; take their lines out of that file first"
         )
 
 
-def _ran(runner: Runner) -> bool:
-    """Whether there are parts in its folder, and not only in the documents."""
-    return runner.folder.exists() and bool(_done(runner))
-
-
-def _done(runner: Runner) -> set[Part]:
-    return {part for part in runner.parts() if runner.done(part) is not None}
+def _stays(known: Result, result: Result | None) -> bool:
+    return result is not None and all(result[name] == known.get(name) for name in ("asked", "ssim", "l2"))

@@ -140,6 +140,10 @@ class Goal:
     at_least: float | None = None
     at_most: float | None = None
 
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise TypeError("a goal needs either at_least or at_most")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
@@ -158,6 +162,12 @@ class Experiment:
     training: Training
     columns: dict[str, Column]
     goals: tuple[Goal, ...] = ()
+
+    def __post_init__(self) -> None:
+        for goal in self.goals:
+            column = self.columns[goal.column]
+            if goal.variant not in column.variants or goal.candidates not in column.candidates:
+                raise TypeError(f"no part of {goal.column} is {goal.variant} from {goal.candidates} candidates")
 
 
 def names() -> tuple[str, ...]:

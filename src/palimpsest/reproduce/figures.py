@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from palimpsest.reproduce.runner import PICTURED, Part, Results, Runner
-from palimpsest.storage import load_tensors, write_atomically
+from palimpsest.storage import write_atomically
 
 ZOOM = 2
 RANKS = {  # by what they gain from splitting: which images stand for all
@@ -26,30 +27,47 @@ STYLES = {"none": "--", "splitting": "-", "merging": ":"}
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
 
-def write(runner: Runner, results: Results, folder: Path) -> dict[str, str]:
-    """Write the figures of which everything is there; their names, with what they show."""
-    name, written = runner.experiment.name, {}
+Figures = dict[str, dict[str, Any]]  # by file name: a caption, and what was asked for of the parts that are shown
+
+
+def write(runner: Runner, results: Results, folder: Path, before: Figures) -> Figures:
+    """Write the figures of which everything is there; a figure from before stays if it shows parts that still are."""
+    name = runner.experiment.name
+    written = {
+        file: figure
+        for file, figure in before.items()
+        if figure["of"].items() <= {part.name: result["asked"] for part, result in results.items()}.items()
+    }
+
+    def add(kind: str, image: bytes, parts: Iterable[Part], caption: str) -> None:
+        write_atomically(folder / f"{name}-{kind}.png", image)
+        of = {part.name: results[part]["asked"] for part in parts}
+        written[f"{name}-{kind}.png"] = {"caption": caption, "of": of}
+
     shown = _shown(runner, results)
-    if shown and all(runner.pictures(part).exists() for part in shown):
-        write_atomically(folder / f"{name}-images.png", _plate(runner, results, shown))
+    pictures = {part: tensors for part in shown if (tensors := runner.pictures(part)) is not None}
+    if shown and len(pictures) == len(shown):
         rows = "; ".join(f"{part.column}, {part.variant}, k = {part.candidates}" for part in shown)
         count = min(runner.experiment.pictured, runner.experiment.training.images)
         best = f"The {count} images of seed {shown[0].seed} that *{shown[-1].column}* shows best in any of its rows"
-        written[f"{name}-images.png"] = f"{best}. From above: training images; {rows}."
+        caption = f"{best}. From above: training images; {rows}."
+        add("images", _plate(runner, results, pictures), shown, caption)
     if drawn := _columns(runner, results):
-        write_atomically(folder / f"{name}-curves.png", _curves(runner, results, drawn))
-        written[f"{name}-curves.png"] = (
+        caption = (
             f"Loss and mean {runner.experiment.metric.upper()} on the way (seed {runner.seeds[0]}; dashed without,"
             " solid with splitting, dotted with merging too; after a split annealing begins anew, with a smooth network"
             " whose loss is larger), and every image of every seed without (across) against with splitting (up)."
         )
+        of = [part for part in results if part.variant in PICTURED and part.column in drawn]
+        add("curves", _curves(runner, results, drawn), of, caption)
     followed = _followed(runner, results)
     if followed and all("trajectories" in results[part] for pair in followed for part in pair):
-        write_atomically(folder / f"{name}-trajectories.png", _trajectories(runner, results, followed))
-        written[f"{name}-trajectories.png"] = (
+        caption = (
             f"{runner.experiment.metric.upper()} of single images on the way (seed {runner.seeds[0]}; dashed without,"
             f" solid with splitting, which takes place at the dotted lines): {', '.join(RANKS)}."
         )
+        of = [part for pair in followed for part in pair]
+        add("trajectories", _trajectories(runner, results, followed), of, caption)
     return written
 
 
@@ -63,12 +81,12 @@ def _shown(runner: Runner, results: Results) -> list[Part]:
 # --- the best images ----------------------------------------------------------------------------
 
 
-def _plate(runner: Runner, results: Results, shown: list[Part]) -> bytes:
+def _plate(runner: Runner, results: Results, pictures: dict[Part, dict[str, Tensor]]) -> bytes:
     """Rows of images, chosen by the better score with and without splitting in the last column."""
-    metric, last = runner.experiment.metric, [part for part in shown if part.column == shown[-1].column]
+    shown, metric = list(pictures), runner.experiment.metric
+    last = [part for part in shown if part.column == shown[-1].column]
     order = _best_first(np.array([results[part][metric] for part in last]), metric)
-    files = [load_tensors(runner.pictures(part))[0] for part in shown]
-    rows = [files[0]["truth"], *(tensors["shown"] for tensors in files)]
+    rows = [pictures[shown[0]]["truth"], *(tensors["shown"] for tensors in pictures.values())]
     return _png(torch.cat([_row(images, order[: runner.experiment.pictured]) for images in rows], dim=-2))
 
 

@@ -18,6 +18,7 @@ import palimpsest as pal
 from palimpsest import fusion
 from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
+from palimpsest.errors import InvalidInputError
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction
 from palimpsest.reproduce.experiment import PLAIN, TUNING_SEEDS, VARIANTS, Experiment
@@ -135,14 +136,20 @@ class Runner:
     def done(self, part: Part) -> dict[str, Any] | None:
         """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
         asked = self._asked(part)
-        found = (result for result in (self._kept(part), self.known.get(part)) if result is not None)
-        return next((result for result in found if result.get("asked") == asked), None)
+        for result in (self._in_folder(part), self.known.get(part)):
+            if result is not None and result.get("asked") == asked:
+                return result
+        return None
 
-    def _kept(self, part: Part) -> dict[str, Any] | None:
+    def _in_folder(self, part: Part) -> dict[str, Any] | None:
         try:
             return json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
         except (FileNotFoundError, ValueError):
             return None
+
+    def results(self) -> Results:
+        """What came of all parts that are done."""
+        return {part: result for part in self.parts() if (result := self.done(part)) is not None}
 
     def result(self, part: Part) -> dict[str, Any]:
         """What came of a part, which is run if it was not."""
@@ -161,7 +168,8 @@ class Runner:
             "part": asdict(part),
             "effort": self._effort(part),
         }
-        return _fingerprint(json.dumps(asked).encode())
+        same = json.loads(json.dumps(asked), parse_int=float)  # whether 1 was written, or 1.0
+        return _fingerprint(json.dumps(same, sort_keys=True).encode())
 
     def _effort(self, part: Part) -> dict[str, int] | None:
         """Candidates and steps; two controls take as much of either as splitting did, None if it was not run."""
@@ -215,6 +223,14 @@ class Runner:
         print(f"  seed {seed}: {fit.summary}", flush=True)
         return fit, facts
 
+    def _refuse_other_weights(self, seed: int, weights: str) -> None:
+        known = {result["training"]["weights"] for part, result in self.known.items() if part.seed == seed}
+        if known and weights not in known:
+            raise InvalidInputError(
+                f"training of seed {seed} does not end here with the weights that known parts were read from, and what"
+                " is read from other weights is not compared; run all parts, without --missing"
+            )
+
     # --- one part --------------------------------------------------------------------------------
 
     def _run(self, part: Part) -> dict[str, Any]:
@@ -222,6 +238,7 @@ class Runner:
         for name in ("networks", "pictures"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         model, initial, facts = self.network(part.seed)
+        self._refuse_other_weights(part.seed, facts["weights"])
         objective = column.objective(model, initial, self.experiment.training.loss)
         if part.variant in AS_MUCH_AS_SPLITTING:
             self.result(replace(part, variant="splitting"))
@@ -247,19 +264,26 @@ class Runner:
         _wait(self.device)
         seconds = time.perf_counter() - began - curve.seconds
         score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
-        result: dict[str, Any] = {"asked": self._asked(part), "device": _device_name(self.device), "training": facts}
+        asked, software = self._asked(part), f"palimpsest {pal.__version__}, torch {torch.__version__}"
+        result: dict[str, Any] = {"asked": asked, "device": _device_name(self.device), "software": software}
+        result |= {"training": facts}
         result |= effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
         result["curve"] = [_rounded(point) for point in curve.points]
         if part.seed == self.seeds[0] and part.variant in PICTURED:
             result["trajectories"] = curve.trajectories[self.experiment.metric]
             shown = rec.images[score.match] + data.mean.to(rec.images)
             pictures = {"truth": _bytes(data.train.images), "shown": _bytes(metrics.minmax(shown))}
-            save_tensors(self.pictures(part), pictures, {})
+            save_tensors(self._pictures_file(part), pictures, {"asked": asked})
         write_atomically(self.folder / f"{part.name}.json", json.dumps(result).encode())
         return result
 
-    def pictures(self, part: Part) -> Path:
-        """Where the images of a part are, if they are kept: training images, and what was matched with each."""
+    def pictures(self, part: Part) -> dict[str, Tensor] | None:
+        """The images of a part, if they are kept: training images ("truth"), and what is "shown" of each."""
+        path = self._pictures_file(part)
+        tensors, description = load_tensors(path) if path.exists() else ({}, {})
+        return tensors if description.get("asked") == self._asked(part) else None
+
+    def _pictures_file(self, part: Part) -> Path:
         return self.folder / "pictures" / f"{part.name}.safetensors"
 
 

@@ -52,17 +52,13 @@ MEASURED = (*MEASURES, IMPROVED)
 
 
 def write(runner: Runner, folder: Path, options: str = "") -> Path:
-    """Write NAME.json and its figures into a folder; ``options`` are those of the command that made the parts.
-
-    A figure of images that are no longer there stays as it is.
-    """
+    """Write NAME.json and its figures into a folder; ``options`` are those of the command that made the parts."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{runner.experiment.name}.json"
-    before = _loaded(path) or {"figures": {}}
-    results = {part: result for part in runner.parts() if (result := runner.done(part)) is not None}
-    content = summed_up(runner, results, options) | {
-        "figures": before["figures"] | figures.write(runner, results, folder)
-    }
+    results, before = runner.results(), _loaded(path)
+    of_before = before["figures"] if before is not None and before["scoreboard"] == FORMAT else {}
+    drawn = figures.write(runner, results, folder, of_before)
+    content = summed_up(runner, results, options) | {"figures": drawn}
     parts = [json.dumps(_kept(part, result)) for part, result in results.items()]
     text = json.dumps(content, indent=1, ensure_ascii=False)[:-2] + ',\n "parts": [\n' + ",\n".join(parts) + "\n]}\n"
     write_atomically(path, text.encode())
@@ -78,13 +74,16 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def _loaded(path: Path) -> dict[str, Any] | None:
-    content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    except ValueError as error:
+        raise InvalidInputError(f"{path} is not JSON ({error}); restore it, or delete it") from error
     return content if isinstance(content, dict) and "scoreboard" in content else None
 
 
 def known(path: Path) -> Results:
-    """The parts that such a file holds, without the images that were kept of them."""
-    content = read(path) or {"networks": [], "parts": []}
+    """The parts that such a file holds, without the images that were kept of them; what was asked is said by each."""
+    content = _loaded(path) or {"networks": [], "parts": []}
     training = {network["weights"]: {"training": network} for network in content["networks"]}
     names = [f.name for f in fields(Part)]
     return {Part(**{name: kept[name] for name in names}): kept | training[kept["weights"]] for kept in content["parts"]}
@@ -179,8 +178,8 @@ def _tests(results: Results, metric: str) -> list[dict[str, Any]]:
 def _mean(measure: str, results: Iterable[Result]) -> float | None:
     """None unless all of them were measured."""
     values = [MEASURES[measure](result) for result in results]
-    known = [value for value in values if value is not None]
-    return float(f"{fmean(known):.5g}") if len(known) == len(values) else None
+    measured = [value for value in values if value is not None]
+    return float(f"{fmean(measured):.5g}") if len(measured) == len(values) else None
 
 
 class Pair(NamedTuple):
