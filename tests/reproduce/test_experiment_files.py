@@ -59,7 +59,21 @@ def goal(measure, candidates=60):
         ('based_on = "ntk-cifar10"\ncolumns.ours.splitting = { rounds = 0 }', "splitting needs rounds"),
         ('based_on = "ntk-cifar10"\ncolumns.ours.priors = { TotalVaration = {} }', "TotalVaration"),
         ('based_on = "ntk-cifar10"\nmetric = "SSIM"', "metric is 'SSIM', and not ssim or l2"),
-        ('based_on = "ntk-cifar10"\nseeds = 0', "seeds is 0, and not a list"),
+        ('based_on = "ntk-cifar10"\nseeds = 0', "seeds is 0, and not a list, each a whole number"),
+        ('based_on = "ntk-cifar10"\nseeds = []', "seeds is empty"),
+        ('based_on = "ntk-cifar10"\nseeds = ["a"]', "seeds is ['a'], and not a list, each a whole number"),
+        ('based_on = "ntk-cifar10"\ntraining.images = 11', "images is 11, and not a multiple of the 2 classes"),
+        (
+            'based_on = "ntk-cifar10"\ntraining.scale = "big"',
+            "scale is 'big', and not a number or a list, each a number",
+        ),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.steps = 60.5', "steps is 60.5, and not a whole number"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.steps = 0', "steps is 0 and candidates is [200, 100, 60]"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.candidates = []', "candidates is [], and not one or more"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.sharpness = [1.0]', "sharpness is [1.0], and not a list"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.from_initial = 1', "from_initial is 1, and not true or false"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.priors = { Box = 1 }', "priors is {'Box': 1}, and not a table"),
+        ('based_on = "other.toml"', "there is no file"),
         (goal('"SSIM", at_least = 1'), "aims at 'SSIM'; choose from mean SSIM"),
         (goal('"loss"'), "a goal needs either at_least or at_most"),
         (goal('"loss", at_most = 1', candidates=9), "no part of ours is none from 9 candidates"),
@@ -71,6 +85,16 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, complaint, capsys
     assert main([str(tmp_path / "wrong.toml"), "--out", str(tmp_path)]) == 2
     [line] = capsys.readouterr().err.splitlines()
     assert complaint in line
+
+
+def test_two_files_of_one_name_are_refused(tmp_path, capsys):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "mine.toml").write_text('based_on = "ntk-cifar10"')
+    files = [str(tmp_path / folder / "mine.toml") for folder in ("one", "two")]
+    assert main([*files, "--out", str(tmp_path / "runs")]) == 2
+    assert "rename one" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_a_file_may_not_take_the_name_of_an_experiment(tmp_path):

@@ -154,7 +154,7 @@ def test_only_full_runs_of_reported_seeds_are_documented(documented, capsys):
     before = contents(documented)
     for option in ("--tuning", "--small"):
         assert main([*arguments(documented), option, "--summarise"]) == 2
-        assert "there is nothing of tiny in" in capsys.readouterr().err
+        assert "has no part of tiny as it is asked for now" in capsys.readouterr().err
     assert contents(documented) == before
 
 
@@ -223,7 +223,7 @@ def test_a_picture_of_other_settings_is_not_shown(documented):
 def test_how_a_file_writes_what_it_asks_for_does_not_matter(documented):
     file = documented / "tiny.toml"
     other = file.read_text().replace("alike = 0.95, dead = 0.01", "dead = 0.01, alike = 0.95")
-    file.write_text(other.replace("steps = 24", "steps = 24.0"))
+    file.write_text(other.replace("[columns.ours]", "[columns.ours]\nsharpness = [10, 200]"))  # as the base has it
     assert len(runner_in(documented).results()) == 28
 
 
@@ -371,6 +371,11 @@ def test_a_difference_is_one_where_every_seed_agrees(by_seed, verdict):
     assert summary._compared(pairs)["verdict"] == verdict
 
 
+def test_one_seed_is_said_to_be_one():
+    test = {"better": 9, "worse": 1, "p": 0.001, "by seed": [[9, 1]], "verdict": "even"}
+    assert next(findings._told(test | {"of all": [9, 1]})).endswith("p = 0.001, but on one seed alone")
+
+
 @pytest.mark.parametrize(
     ("verdict", "words"), [("better", "helps"), ("worse", "hurts"), ("even", "makes no clear difference")]
 )
@@ -384,7 +389,7 @@ def test_a_finding_is_plain(verdict, words):
     assert "better on 9 images, worse on 1," in sentence
     assert "with those that were not read, 40 and 30" in sentence
     assert "on 1 of 2 seeds nothing was split" in sentence
-    assert ("seeds disagree" in sentence) == (verdict == "even")
+    assert ("p = 0.001, but not on every seed" in sentence) == (verdict == "even")
     assert f"splitting {words}** (2 of 3 seeds):" in sentence
     assert "21 of 25" in sentence
     assert sentence.endswith("random (2 of 3 seeds).")

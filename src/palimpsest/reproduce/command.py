@@ -70,6 +70,8 @@ def reproduce(options: Options) -> None:
     if options.workers < 1:
         raise InvalidInputError(f"workers are {options.workers}; give one or more")
     runners = {name: _runner(name, options) for name in names}
+    if len({runner.folder for runner in runners.values()}) < len(runners):
+        raise InvalidInputError("two files of one name would keep their parts in one folder; rename one")
     if options.summarise and options.missing:
         raise InvalidInputError("--missing runs parts and --summarise does not; give one after the other")
     if options.summarise and any(vars(_selection(options)).values()):
@@ -174,7 +176,10 @@ def _run(runner: Runner, options: Options, ends: float) -> None:
         torch.compiler.reset()  # each experiment compiles for its own settings, and torch keeps only so many
     for number, part in enumerate(missing, 1):
         if time.monotonic() + _expected(runner, part) > ends:
-            print(f"{name}: parts left: {len(missing) - number + 1}; give the same command again", flush=True)
+            print(
+                f"{name}: parts left: {len(missing) - number + 1}; give the same command again, or more seconds",
+                flush=True,
+            )
             return
         try:
             line = _line(runner.result(part))
@@ -219,7 +224,9 @@ def _sum_up(runners: Collection[Runner], options: Options) -> None:
         _refuse_to_lose(runner, folder)
         if not runner.results():
             name = runner.experiment.name
-            raise InvalidInputError(f"there is nothing of {name} in {runner.folder}; run it without --summarise first")
+            raise InvalidInputError(
+                f"{runner.folder} has no part of {name} as it is asked for now; run it without --summarise first"
+            )
     for runner, folder in folders.items():
         summary.write(runner, folder / "results", given)
     for folder in dict.fromkeys(folders.values()):

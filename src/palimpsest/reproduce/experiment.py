@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
+from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import torch
@@ -50,10 +51,22 @@ class Training:
     steps: int = 20_000
     momentum: float = 0.95
 
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.images % self._classes:
+            raise TypeError(f"images is {self.images}, and not a multiple of the {self._classes} classes")
+
+    @property
+    def _classes(self) -> int:
+        return 2 if self.task == "binary" else 10
+
     def load(self, seed: int, *, apart_from: Sequence[int] = (), data_root: Path | None = None) -> DataSet:
-        per_class = self.images // (2 if self.task == "binary" else 10)
         return pal.datasets.load(
-            self.data, per_class=per_class, seed=seed, task=self.task, data_root=data_root, apart_from=apart_from
+            self.data,
+            per_class=self.images // self._classes,
+            seed=seed,
+            task=self.task,
+            data_root=data_root,
+            apart_from=apart_from,
         )
 
     def network(self, data: DataSet, seed: int) -> pal.networks.MLP:
@@ -87,6 +100,8 @@ class Column:
     def __post_init__(self) -> None:
         if unknown := set(self.variants) - VARIANTS.keys():
             raise TypeError(f"the variant {min(unknown)} is unknown")
+        if not self.candidates or min(self.steps, *self.candidates) < 1:
+            raise TypeError(f"steps is {self.steps} and candidates is {list(self.candidates)}, and not one or more")
         for variant in self.variants:  # priors and policies are refused by those who know them
             self.settings(torch.zeros(1))
             self.policy(variant)
@@ -101,6 +116,8 @@ class Column:
     def settings(self, mean: Tensor) -> dict[str, Any]:
         """What all variants have in common, for `pal.reconstruct`; ``mean`` is what training subtracts of images."""
         known = vars(pal.priors) | {"CentredBox": partial(pal.priors.Box.around, mean)}
+        if unknown := self.priors.keys() - known.keys():
+            raise TypeError(f"the prior {min(unknown)} is unknown")
         return {
             "optimiser": Adam(learning_rate=self.learning_rate),
             "schedule": self.schedule,
@@ -164,6 +181,8 @@ class Experiment:
     goals: tuple[Goal, ...] = ()
 
     def __post_init__(self) -> None:
+        if not self.seeds:
+            raise TypeError("seeds is empty")
         for goal in self.goals:
             column = self.columns[goal.column]
             if goal.variant not in column.variants or goal.candidates not in column.candidates:
@@ -201,8 +220,12 @@ def _table(name: str) -> dict[str, Any]:
     """What a file states, laid over the experiment it is based on, whose aims and mentions in the paper are its own."""
     own = Path(name)
     file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
+    if not file.is_file() and own.suffix == ".toml":
+        raise InvalidInputError(f"there is no file {name}; correct its path")
     if not file.is_file():
-        raise InvalidInputError(f"there is no experiment {name!r}; choose one of {', '.join(names())}, or give a file")
+        raise InvalidInputError(
+            f"there is no experiment {name!r}; choose one of {', '.join(names())}, or give a file.toml"
+        )
     try:
         table = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -241,9 +264,35 @@ def _built(kind: Any, value: Any) -> Any:
 
 
 def _refuse_another_kind(name: str, given: Any, hint: Any) -> None:
-    """What is a list, a table or one of a few words must be given as such."""
-    origin = get_origin(hint)
-    if origin is Literal and given not in get_args(hint):
-        raise TypeError(f"{name} is {given!r}, and not {' or '.join(get_args(hint))}")
-    if origin in (tuple, dict) and not isinstance(given, list if origin is tuple else dict):
-        raise TypeError(f"{name} is {given!r}, and not a {'list' if origin is tuple else 'table'}")
+    if not _fits(given, hint):
+        raise TypeError(f"{name} is {given!r}, and not {_plainly(hint)}")
+
+
+def _fits(given: Any, hint: Any) -> bool:
+    """Whether a value from a TOML file is what an annotation says."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return given in inner
+    if origin is UnionType:
+        return any(_fits(given, each) for each in inner)
+    if origin is tuple:
+        many = isinstance(given, list) and (inner[-1] is ... or len(given) == len(inner))
+        return many and all(_fits(each, inner[0]) for each in given)
+    if origin is dict:
+        return isinstance(given, dict) and all(_fits(each, inner[1]) for each in given.values())
+    if hint in (int, float):
+        return isinstance(given, (int, hint)) and not isinstance(given, bool)
+    return hint is Any or isinstance(given, dict if is_dataclass(hint) else hint)
+
+
+def _plainly(hint: Any) -> str:
+    """What an annotation asks for, in TOML's words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return " or ".join(inner)
+    if origin is UnionType:
+        return " or ".join(_plainly(each) for each in inner if each is not NoneType)
+    if origin is tuple:
+        return f"a list, each {_plainly(inner[0])}"
+    plain = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+    return plain.get(hint, "a table")

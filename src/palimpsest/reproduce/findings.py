@@ -48,9 +48,9 @@ def comparison(column: str, k: int, variant: str, tests: Sequence[Mapping[str, A
 
 def _told(test: Mapping[str, Any]) -> Iterator[str]:
     """What there is to say about a comparison, beginning with how the images fared that were read."""
-    signs = {better > worse for better, worse in test["by seed"] if better != worse}
-    disagree = ", but seeds disagree" if test["p"] < CERTAIN and len(signs) > 1 else ""
-    yield f"better on {test['better']} images, worse on {test['worse']}, p = {test['p']:.2g}{disagree}"
+    doubt = "not on every seed" if len(test["by seed"]) > 1 else "on one seed alone"
+    but = f", but {doubt}" if test["p"] < CERTAIN and test["verdict"] == "even" else ""
+    yield f"better on {test['better']} images, worse on {test['worse']}, p = {test['p']:.2g}{but}"
     yield "with those that were not read, {} and {}".format(*test["of all"])
     for measure in ("mean SSIM", "mean L2", "recovered"):
         if measure in test:

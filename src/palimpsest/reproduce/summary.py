@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -99,7 +100,7 @@ def summed_up(runner: Runner, results: Results, options: str = "") -> dict[str, 
         "paper": experiment.paper,
         "metric": experiment.metric,
         "seeds": runner.seeds,
-        "command": f"palimpsest reproduce {experiment.called}" + options,
+        "command": f"palimpsest reproduce {shlex.quote(experiment.called)}" + options,
         "devices": sorted({result["device"] for result in results.values()}),
         "training": asdict(experiment.training),
         "columns": {name: asdict(column) for name, column in experiment.columns.items()},
