@@ -96,6 +96,13 @@ class Interrupt(pal.Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.parametrize("length", range(0, 64, 8))
+def test_what_is_loaded_lies_in_memory_as_torch_would_have_laid_it(length, tmp_path):
+    pal.storage.save_tensors(tmp_path / "saved", {"a": torch.ones(3), "b": torch.ones(5)}, {"text": "x" * length})
+    tensors, _ = pal.storage.load_tensors(tmp_path / "saved")
+    assert all(t.data_ptr() % 64 == 0 for t in tensors.values())
+
+
 @pytest.mark.parametrize("at", [0, 7, 14, 27, 39])
 def test_interrupted_anywhere_it_saves_and_goes_on(at, tmp_path):
     path = tmp_path / "state.safetensors"

@@ -75,7 +75,8 @@ def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
             description = parse_json((file.metadata() or {})["palimpsest"])
             if description.get("format") != FORMAT:
                 raise CheckpointError(f"{path} was saved by another version of Palimpsest; start afresh")
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            # Copied to where torch would have put them: some CPUs round otherwise where memory is not aligned alike.
+            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
         return tensors, description
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; check the path") from error
