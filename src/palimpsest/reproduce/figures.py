@@ -26,7 +26,6 @@ RANKS = {  # by what they gain from splitting: which images stand for all
 STYLES = {"none": "--", "splitting": "-", "merging": ":"}
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red")
 
-
 Figures = dict[str, dict[str, Any]]  # by file name: a caption, and what was asked for of the parts that are shown
 
 

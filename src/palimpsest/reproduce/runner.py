@@ -265,9 +265,10 @@ class Runner:
         seconds = time.perf_counter() - began - curve.seconds
         score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
         asked, software = self._asked(part), f"palimpsest {pal.__version__}, torch {torch.__version__}"
-        result: dict[str, Any] = {"asked": asked, "device": _device_name(self.device), "software": software}
-        result |= {"training": facts}
-        result |= effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
+        made = {"asked": asked, "device": _device_name(self.device), "software": software, "training": facts}
+        result: dict[str, Any] = (
+            made | effort | {"seconds": round(seconds, 2)} | _account(rec, effort["steps"]) | _scores(score)
+        )
         result["curve"] = [_rounded(point) for point in curve.points]
         if part.seed == self.seeds[0] and part.variant in PICTURED:
             result["trajectories"] = curve.trajectories[self.experiment.metric]
