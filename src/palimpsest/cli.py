@@ -26,7 +26,7 @@ from palimpsest.execution import Execution, Mode
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.reproduce import Options, reproduce
 from palimpsest.runs import RunFolder
-from palimpsest.scoring import Score
+from palimpsest.scoring import Score, strongest
 from palimpsest.storage import write_atomically
 
 INTERRUPTED = "interrupted; the state is saved: give the same command again to go on with it"
@@ -113,8 +113,8 @@ class Reconstruct:
 class Report:
     """Compare the reconstructions of a run folder with the images it was trained on, and write report.html.
 
-    The verdict is calibrated on held-out images of the same kind: only what is recovered better than its own blur, and
-    than any held-out image that beats its own, counts.
+    An image counts as recovered if its match is better than a blurred copy of the image, and better than that of every
+    held-out image that itself beats its blurred copy. The stronger of two reconstructions gives the verdict.
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
@@ -410,7 +410,8 @@ def _print_table(scores: dict[str, Score]) -> None:
             f"{jobs.VARIANTS[name]:20s}{float(score.ssim.mean()):11.3f}{above[0]:11d}{above[1]:11d}"
             f"{verdict.recovered:11d}{auc:>7s}"
         )
-    print(f"\n{list(scores.values())[-1].verdict.sentence}")
+    verdicts = [score.verdict for score in scores.values()]
+    print(f"\n{verdicts[strongest(verdicts)].sentence}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ def browser(tmp_path):
 def test_the_page_opens_from_disk_without_a_complaint_or_a_request(browser):
     made = content(title=HOSTILE)
     document, console = browser.open(render(made))
-    assert made.final.score.verdict.sentence in document
+    assert made.judged.score.verdict.sentence in document
     assert not console
     assert not browser.asked
 

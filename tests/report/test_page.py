@@ -11,11 +11,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up import CANDIDATES, HOSTILE, SPLIT, N, content
+from made_up import CANDIDATES, HOSTILE, SPLIT, N, content, smooth_images
 from PIL import Image
 
-from palimpsest.report import figures, render
+from palimpsest.report import Content, Variant, figures, render
 from palimpsest.report.page import INVISIBLE
+from palimpsest.scoring import score
 
 VOID = {"meta", "link", "img", "br", "input"}
 PAGES = {
@@ -69,7 +70,7 @@ def case(request):
 def test_it_is_well_formed_and_says_the_verdict_first(case):
     made, _, page = case
     assert not page.open
-    score = made.final.score
+    score = made.judged.score
     sentence = score.verdict.sentence if score else "No verdict: 15 candidates were read out of the weights"
     assert sentence in page.text
     assert page.sections[:2] == ["verdict", "pictures"]
@@ -79,7 +80,7 @@ def test_it_is_well_formed_and_says_the_verdict_first(case):
 def test_every_picture_has_alternative_text_and_decodes(case):
     made, _, page = case
     pictures = page.all("img")
-    assert len(pictures) >= len(made.final.images)
+    assert len(pictures) >= len(made.judged.images)
     for picture in pictures:
         assert picture["alt"].strip()
         kind, data = picture["src"].split(",")
@@ -87,7 +88,7 @@ def test_every_picture_has_alternative_text_and_decodes(case):
         image = Image.open(io.BytesIO(base64.b64decode(data, validate=True)))
         image.load()
         assert image.size == (12, 12)
-        assert image.mode == ("RGB" if made.final.images.shape[1] == 3 else "L")
+        assert image.mode == ("RGB" if made.judged.images.shape[1] == 3 else "L")
 
 
 def test_every_figure_has_alternative_text(case):
@@ -140,10 +141,10 @@ def test_one_variant_has_nothing_to_be_compared_with():
     assert "without splitting" not in page.text
 
 
-def test_an_uncalibrated_verdict_is_called_so_and_shows_no_bar():
+def test_without_held_out_images_no_verdict_is_given_and_no_threshold_shown():
     page = shown(held_out=0)
-    assert "Uncalibrated: no held-out images were given" in page.text
-    assert "recovered better than" not in page.text
+    assert "No verdict" in page.text
+    assert "training images recovered" not in page.text
     assert not any("Distribution" in d.get("aria-label", "") for d in page.all("svg"))
 
 
@@ -169,7 +170,21 @@ def test_candidates_are_counted_in_a_histogram():
 def test_no_evidence_is_said_soberly():
     page = shown(noise=3.0)
     assert "No evidence of leakage" in page.text
-    assert "Not that the training images are safe" in page.text
+    assert "not proven safe" in page.text
+
+
+def test_the_stronger_reconstruction_gives_the_verdict():
+    images, others = smooth_images(40, 1, seed=0), smooth_images(40, 1, seed=1)
+    strong, weak = (
+        Variant(
+            name, shown, torch.arange(40), torch.full((40,), -1), [], score(shown, images, held_out=others, looks=2)
+        )
+        for name, shown in (("strong", images.clone()), ("weak", smooth_images(40, 1, seed=2)))
+    )
+    for variants in ([strong, weak], [weak, strong]):
+        made = Content("An audit", variants, images, 40)
+        assert made.judged is strong
+        assert strong.score.verdict.sentence in render(made)
 
 
 def test_without_training_images_nothing_is_judged():
@@ -181,8 +196,8 @@ def test_without_training_images_nothing_is_judged():
 
 def test_a_bare_result_is_a_page_too():
     made = content(truth=False, variants=1, configuration={}, versions={}, seeds={}, training={}, seconds={})
-    object.__setattr__(made.final, "history", [])
-    object.__setattr__(made.final, "snapshots", [])
+    object.__setattr__(made.judged, "history", [])
+    object.__setattr__(made.judged, "snapshots", [])
     assert Page(render(made)).sections == ["verdict", "pictures", "comparison", "responsible-use"]
 
 
@@ -194,7 +209,7 @@ def test_training_images_are_sorted_by_score_each_once():
     alts = [p["alt"] for p in Page(render(made)).all("img")]
     order = [int(re.search(r"\d+", alt)[0]) - 1 for alt in alts[: 3 * N] if alt.startswith("Training image")]
     assert sorted(order) == list(range(N))
-    evidence = made.final.score.evidence[order]
+    evidence = made.judged.score.evidence[order]
     assert (evidence[:-1] >= evidence[1:]).all()
 
 
@@ -271,8 +286,14 @@ PLAIN = content(truth=False, variants=1)
 def with_strings(a, b):
     """A page with strings wherever a user, a folder or a file can put them."""
     table = {a: {b: [a, {"deep": b}]}}
-    few = {"images": PLAIN.final.images[:2], "ids": PLAIN.final.ids[:2], "history": [], "snapshots": [], "metrics": []}
-    final = replace(PLAIN.final, name=b, **few)
+    few = {
+        "images": PLAIN.judged.images[:2],
+        "ids": PLAIN.judged.ids[:2],
+        "history": [],
+        "snapshots": [],
+        "metrics": [],
+    }
+    final = replace(PLAIN.judged, name=b, **few)
     tables = {"configuration": table, "training": {"data": a}, "seeds": {b: a}, "seconds": {a: 1.0}, "versions": {b: a}}
     return render(replace(PLAIN, title=a, variants=[final], **tables))
 

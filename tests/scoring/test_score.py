@@ -81,6 +81,54 @@ def test_no_claim_from_candidates_that_know_nobody(kind, rule):
     assert claims == 0
 
 
+MEANS = {
+    "training": lambda x, y: x.mean(0),
+    "channels": lambda x, y: x.mean((0, 2, 3))[:, None, None].expand(x.shape[1:]),
+    "all": lambda x, y: torch.cat([x, y]).mean(0),
+    "constant": lambda x, y: torch.full(x.shape[1:], 0.5),
+}
+
+
+@pytest.mark.parametrize("n", [4, 10, 40])
+@pytest.mark.parametrize("mean", list(MEANS))
+def test_no_mean_turns_noise_into_a_claim(mean, n):
+    """A mean of the training images holds a share of each of them; noise plus that mean must not look like leakage."""
+    claims, wins = 0, 0.0
+    for seed in range(10):
+        generator = torch.Generator().manual_seed(seed)
+        texture = metrics.gaussian_blur(torch.randn(n + 40, 3, 24, 24, generator=generator), sigma=1.0)
+        x, y = metrics.minmax(texture).split([n, 40])
+        candidates = 0.2 * torch.randn(2 * n, 3, 24, 24, generator=generator)
+        verdict = score(candidates, x, held_out=y, mean=MEANS[mean](x, y)).verdict
+        claims += verdict.outcome is Outcome.LEAKAGE
+        wins += verdict.auc / 10
+    assert claims == 0
+    assert 0.35 < wins < 0.65
+
+
+@pytest.mark.parametrize("mean", list(MEANS))
+def test_images_are_recovered_whatever_mean_was_subtracted(faces, mean):
+    x, y = faces.train.images, faces.held_out.images
+    m = MEANS[mean](x, y)
+    result = score(x - m + noise(x, 0.02), x, held_out=y, mean=m)
+    assert result.verdict.recovered >= 32
+
+
+def test_the_likeness_ignores_brightness_colour_cast_and_contrast():
+    generator = torch.Generator().manual_seed(0)
+    x = torch.rand(6, 3, 16, 16, generator=generator)
+    cast = torch.rand(6, 3, 1, 1, generator=generator)
+    torch.testing.assert_close(score(0.3 * x + cast, x).likeness, torch.ones(6).double())
+
+
+def test_the_mean_takes_no_part_in_the_likeness(faces):
+    x, y = faces.train.images, faces.held_out.images
+    candidates = faces.centred(x) + noise(x, 0.1)
+    shown, seen = judged(faces, candidates), score(candidates, faces.centred(x), held_out=faces.centred(y))
+    torch.testing.assert_close(shown.likeness, seen.likeness, atol=1e-5, rtol=0)
+    assert shown.verdict.recovered == seen.verdict.recovered
+
+
 def test_a_blur_recovers_nothing(faces):
     blurred = metrics.gaussian_blur(faces.centred(faces.train.images), sigma=25 / 8)
     assert judged(faces, blurred).verdict.recovered == 0
@@ -94,9 +142,9 @@ def test_a_flat_image_is_not_recovered_by_a_gradient():
     assert result.verdict.recovered == 0
 
 
-def test_uncalibrated_without_held_out_images(faces):
+def test_no_verdict_without_held_out_images(faces):
     result = score(faces.centred(faces.train.images), faces.train.images, mean=faces.mean)
-    assert result.verdict.outcome is Outcome.UNCALIBRATED
+    assert result.verdict.outcome is Outcome.NO_VERDICT
     assert result.held_out is None
 
 

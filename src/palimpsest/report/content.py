@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from palimpsest.scoring import Score
+from palimpsest.scoring import Score, strongest
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Content:
 
     Args:
         title: of the page.
-        variants: one reconstruction, or two to compare; the verdict is that of the last.
+        variants: one reconstruction, or two to compare; the verdict is that of the stronger one.
         truth: ``(n, C, H, W)``, the training images in [0, 1]; None if they are unknown.
         held_out_count: how many held-out images calibrate the verdict.
         configuration: what was asked for; may be nested, and may contain anything a user typed.
@@ -104,6 +104,9 @@ class Content:
     seconds: dict[str, float] = field(default_factory=dict)
 
     @property
-    def final(self) -> Variant:
-        """The reconstruction that is judged."""
-        return self.variants[-1]
+    def judged(self) -> Variant:
+        """The reconstruction that gives the verdict: the strongest, or the last if none was scored."""
+        scored = [variant for variant in self.variants if variant.score is not None]
+        if not scored:
+            return self.variants[-1]
+        return scored[strongest([variant.score.verdict for variant in scored if variant.score is not None])]

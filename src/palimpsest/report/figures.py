@@ -47,7 +47,7 @@ def distribution(score: Score) -> Markup:
     low = min(0, *(BIN * bin_ for side in groups for bin_ in heaps[side]))
     bar = score.verdict.threshold
     panel = Panel(540, 380, x=(low, 1), y=(-1.3, 1.15), left=4)
-    panel.x_axis("SSIM with the nearest candidate", about=10)
+    panel.x_axis("likeness of the matched candidate", about=10)
     for side, (name, scores) in groups.items():
         brick = side / len(scores.ssim) / tallest
         for bin_, heap in heaps[side].items():
@@ -58,8 +58,10 @@ def distribution(score: Score) -> Markup:
     panel.horizontal(0, "axis")
     if bar > 0:
         panel.vertical(bar, "bar")
-        _beside(panel, bar, panel.y(1.08), f"the bar: {bar:.2f}")
-    told = (f"{len(s.ssim)} {name.lower()}, mean SSIM {float(s.ssim.mean()):.2f}" for name, s in groups.values())
+        _beside(panel, bar, panel.y(1.08), f"threshold: {bar:.2f}")
+    told = (
+        f"{len(s.ssim)} {name.lower()}, mean likeness {float(s.likeness.mean()):.2f}" for name, s in groups.values()
+    )
     solid = int((score.evidence > bar).sum())
     return panel.svg(
         f"Distribution of the scores of {', and of '.join(told)}. {solid} training images are {counted(score)}."
@@ -67,10 +69,10 @@ def distribution(score: Score) -> Markup:
 
 
 def _heaps(scores: ImageScores) -> dict[int, list[float]]:
-    """What the verdict judges, by bins of SSIM."""
+    """What the verdict judges, by bins of likeness."""
     heaps: dict[int, list[float]] = {}
-    for ssim, evidence in zip(scores.ssim.tolist(), scores.evidence.tolist(), strict=True):
-        heaps.setdefault(min(math.floor(ssim / BIN), round(1 / BIN) - 1), []).append(evidence)
+    for likeness, evidence in zip(scores.likeness.tolist(), scores.evidence.tolist(), strict=True):
+        heaps.setdefault(min(math.floor(likeness / BIN), round(1 / BIN) - 1), []).append(evidence)
     return heaps
 
 

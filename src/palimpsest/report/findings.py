@@ -31,11 +31,16 @@ class Finding:
 
 
 def finding(content: Content) -> Finding:
-    """The verdict on the last reconstruction."""
-    score = content.final.score
+    """The verdict on the strongest reconstruction."""
+    score = content.judged.score
     if score is None:
-        return _no_verdict(len(content.final.images))
+        return _no_verdict(len(content.judged.images))
     means, does_not_mean = means_of(score.verdict, content.held_out_count)
+    if len(content.variants) > 1:
+        means.append(
+            f"The verdict is that of the stronger reconstruction, {content.judged.name}. Its p-value and interval are"
+            f" corrected for looking at {len(content.variants)}."
+        )
     kind = score.verdict.outcome.value.replace(" ", "-")
     figures = _figures(score, content.held_out_count)
     return Finding(kind, score.verdict.sentence, figures, means, does_not_mean)
@@ -46,7 +51,7 @@ def means_of(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     told = {
         Outcome.LEAKAGE: _leakage,
         Outcome.NO_EVIDENCE: _no_evidence,
-        Outcome.UNCALIBRATED: _uncalibrated,
+        Outcome.NO_VERDICT: _too_few_held_out,
     }[verdict.outcome]
     return told(verdict, held_out)
 
@@ -56,14 +61,17 @@ def _figures(score: Score, held_out: int) -> list[Figure]:
     mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 is identity")
     count = f"{verdict.recovered} of {verdict.total}"
     if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
-        return [Figure(count, "training images with a good match", "better than a blur, which proves nothing"), mean]
+        return [
+            Figure(count, "training images with a good match", "better than a blurred copy, which proves nothing"),
+            mean,
+        ]
     low, high = verdict.interval
     auc_low, auc_high = verdict.auc_interval
     return [
         Figure(
             count,
             "training images recovered",
-            f"{low} to {high} of them beyond chance ({percent} interval)" if high else "none passes the bar",
+            f"{low} to {high} of them beyond chance ({percent} interval)" if high else "none passes the threshold",
         ),
         Figure(
             f"{verdict.auc:.2f}",
@@ -80,69 +88,61 @@ def _bar(verdict: Verdict, held_out: int) -> Figure:
     if verdict.threshold > 0:
         return Figure(
             f"{verdict.threshold:.2f}",
-            "the bar",
-            f"best SSIM of {held_out} held-out images that beat their own blur",
+            "threshold",
+            f"highest likeness of {held_out} held-out images, among those that beat their blurred copies",
         )
-    return Figure(
-        "a blur", "the bar", f"none of {held_out} held-out images was matched better than by a blur of itself"
-    )
+    return Figure("a blur", "threshold", f"none of {held_out} held-out images beats its own blurred copy")
 
 
 def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     percent = f"{100 * (1 - verdict.confidence):.2g} %"
     single = verdict.interval is not None and verdict.interval[0] > 0
     found = (
-        f"Candidates read out of the weights show {verdict.recovered} of the {verdict.total} training images better"
-        f" than a blur of them would, and better than any of {held_out} images of the same kind, which the network"
-        " never saw, that beats its own blur."
+        f"{verdict.recovered} of {verdict.total} training images match a candidate better than their own blurred copy,"
+        f" and better than any of {held_out} held-out images that beats its blurred copy."
         if single
-        else "Candidates read out of the weights are closer to the training images as a whole than to images of the"
-        " same kind that the network never saw; no single image can be named with confidence."
+        else "The candidates are closer to the training images as a whole than to held-out images of the same kind. No"
+        " single image can be named with confidence."
     )
     means = [
         found,
-        f"If the weights held no trace of the training images, a claim like this would be made in at most"
-        f" {percent} of such audits.",
+        f"If the candidates did not depend on the training images, at most {percent} of such audits would claim leakage.",
     ]
     return means, [
-        "Not that the other training images are safe. The count is what this method reached with these settings, and"
-        " a stronger one may reach more.",
-        "Not that anyone who holds the weights can do it: the audit may have used knowledge that an outsider lacks,"
-        " such as the initial weights. The configuration below says which.",
+        "The other training images are not safe. A stronger method, or this one with other settings, may recover more.",
+        "An outsider may not be able to do the same: the audit may know more than the weights, such as the initial"
+        " weights. The configuration below lists what it used.",
     ]
 
 
 def _no_evidence(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     return [
-        f"Candidates read out of the weights resemble the training images no more than they resemble {held_out} images"
-        " of the same kind that the network never saw, as far as can be told from so many images.",
+        f"The candidates match the training images no better than {held_out} held-out images of the same kind.",
     ], [
-        "Not that the training images are safe. It is a statement about this method with these settings: a stronger"
-        " attack, more steps or more candidates may succeed.",
-        "Not that nothing was memorised: images can leak in ways that a pixel by pixel comparison does not notice.",
+        "The training images are not proven safe. A stronger attack, more steps or more candidates may succeed. No"
+        " positive control was run here; `palimpsest audit` runs one.",
+        "The network may still have memorised images in ways that a pixel-by-pixel comparison does not notice.",
     ]
 
 
-def _uncalibrated(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
+def _too_few_held_out(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     return [
-        "Images of one kind resemble each other, so a candidate may match a training image that it owes nothing to."
-        f" How often that happens is told by held-out images, and there are {held_out or 'none'}"
-        + (", too few." if held_out else "."),
-        "For a verdict, repeat the audit with a few dozen images of the same kind that were not trained on.",
-    ], ["Neither that training images leaked nor that they did not. The scores below have no bar to pass."]
+        "Images of one kind resemble each other, so a candidate may match a training image by chance. Held-out images"
+        f" measure how often that happens; this comparison has {held_out or 'none'}.",
+        "For a verdict, repeat the comparison with a few dozen held-out images of the same kind.",
+    ], ["The scores below prove neither that training images leaked nor that they did not."]
 
 
 def _no_verdict(candidates: int) -> Finding:
     return Finding(
-        kind="uncalibrated",
+        kind="no-verdict",
         sentence=f"No verdict: {candidates} candidates were read out of the weights, but no training images were given"
         " to compare them with.",
         figures=[],
         means=[
-            "What the weights yield is shown below. Whether it depicts training images is for someone who knows"
-            " them to say."
+            "The candidates are shown below. Someone who knows the training images can tell whether they appear there."
         ],
-        does_not_mean=["Neither that training images leaked nor that they did not."],
+        does_not_mean=["This proves neither that training images leaked nor that they did not."],
     )
 
 
@@ -182,7 +182,7 @@ def rounds(variant: Variant) -> list[list[str]]:
 
 def counted(score: Score) -> str:
     """What the count of the verdict is a count of."""
-    return "better than a blur" if score.verdict.outcome is Outcome.UNCALIBRATED else "recovered"
+    return "better than a blur" if score.verdict.outcome is Outcome.NO_VERDICT else "recovered"
 
 
 def _recovered(score: Score) -> str:

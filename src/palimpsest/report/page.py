@@ -42,8 +42,8 @@ def render(content: Content) -> str:
     >>> "No verdict" in page
     True
     """
-    pixels = min(content.final.images.shape[-1], pictures.LARGEST)
-    cell, columns = cell_and_columns(content.final.images.shape[-1])
+    pixels = min(content.judged.images.shape[-1], pictures.LARGEST)
+    cell, columns = cell_and_columns(content.judged.images.shape[-1])
     page = ENVIRONMENT.get_template("report.html").render(
         title=content.title,
         content=content,
@@ -54,7 +54,7 @@ def render(content: Content) -> str:
         frame=_whole_multiple(pixels, FRAME),
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
-        rounds=findings.rounds(content.final),
+        rounds=findings.rounds(content.variants[-1]),
         comparison=findings.comparison(content.variants),
         settings=_settings(content),
         **_figures(content),
@@ -75,18 +75,18 @@ def _whole_multiple(pixels: int, about: int) -> int:
 
 def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
     """The drawings that make sense for this content."""
-    variants, final = content.variants, content.final
+    variants, judged, last = content.variants, content.judged, content.variants[-1]
     scored = [v for v in variants if v.score is not None]
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
-    if final.score is not None and all(v.metrics for v in variants):
+    if judged.score is not None and all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
-        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(final.score)}"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(judged.score)}"))
     return {
-        "distribution": figures.distribution(final.score) if final.score and final.score.held_out else None,
+        "distribution": figures.distribution(judged.score) if judged.score and judged.score.held_out else None,
         "scatter": figures.scatter(*scored) if len(scored) == 2 else None,
         "improved": figures.improved(*scored) if len(scored) == 2 else None,
         "curves": curves,
-        "eigenvalues": figures.eigenvalues(final) if figures.has_negative_eigenvalues(final) else None,
+        "eigenvalues": figures.eigenvalues(last) if figures.has_negative_eigenvalues(last) else None,
     }
 
 

@@ -15,7 +15,6 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 from palimpsest.report.content import Content, Snapshot, Variant
 from palimpsest.scoring import Score, metrics
-from palimpsest.scoring.scores import BETTER
 
 LARGEST = 96  # pixels; larger pictures are reduced, for they are shown at about half of that
 MOST = 240  # pictures shown in a row of the plate; of more, an even selection
@@ -71,7 +70,7 @@ def _png(image: Tensor, *, largest: int | None) -> bytes:
 
 def strip(content: Content, *, columns: int = 20, zoom: int = 2) -> bytes:
     """The best of the plate as one PNG: each variant's candidates, and the training images below them."""
-    truth, score = content.truth, content.final.score
+    truth, score = content.truth, content.judged.score
     if truth is None or score is None:
         raise InvalidInputError("without the training images there is nothing to set the candidates beside")
     best = ranking(score)[:columns]
@@ -108,9 +107,9 @@ def evenly(n: int, most: int) -> list[int]:
 
 def plate(content: Content) -> list[list[Picture | None]]:
     """One column for each training image, best first: each variant's candidate, then the image itself."""
-    truth, score = content.truth, content.final.score
+    truth, score = content.truth, content.judged.score
     if truth is None or score is None:
-        images = content.final.images
+        images = content.judged.images
         return [[Picture(shown(images[i]), f"Candidate {i + 1}")] for i in evenly(len(images), MOST)]
     order = ranking(score)
     return [
@@ -136,7 +135,7 @@ def _reconstruction(variant: Variant, i: int) -> Picture | None:
 def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
     if score.recovered[i]:
         return "recovered"
-    return "flat" if score.ssim[i] <= score.trivial[i] + BETTER else ""
+    return "" if score.shows_detail[i] else "flat"
 
 
 # --- trajectories --------------------------------------------------------------------------------
@@ -145,11 +144,11 @@ def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
 def trajectories(content: Content) -> list[Trajectory]:
     """A few candidates followed from noise to what they became, through the candidates they split from."""
     followed = [variant for variant in content.variants if len(variant.snapshots) > 1]
-    score, steps = content.final.score, frame_steps(content)
+    score, steps = content.judged.score, frame_steps(content)
     if not followed:
         return []
     if content.truth is None or score is None:
-        return [_candidate_over_time(followed[-1], i, steps) for i in evenly(len(content.final.images), TRAJECTORIES)]
+        return [_candidate_over_time(followed[-1], i, steps) for i in evenly(len(content.judged.images), TRAJECTORIES)]
     matched = [i for i in ranking(score) if score.match[i] >= 0]
     chosen = [matched[rank] for rank in evenly(len(matched), TRAJECTORIES)]
     return [_image_over_time(followed, content.truth[i], i, steps) for i in chosen]
@@ -157,7 +156,7 @@ def trajectories(content: Content) -> list[Trajectory]:
 
 def frame_steps(content: Content) -> list[int]:
     """The steps at which candidates are shown, before the last."""
-    snapshots = content.final.snapshots
+    snapshots = content.variants[-1].snapshots
     return [snapshots[j].step for j in evenly(len(snapshots), FRAMES)][:-1]
 
 

@@ -2,7 +2,7 @@
 
 from palimpsest.scoring import matching, metrics, verdict
 from palimpsest.scoring.scores import ImageScores, Score, score
-from palimpsest.scoring.verdict import Outcome, Verdict, judge
+from palimpsest.scoring.verdict import Outcome, Verdict, judge, strongest
 
 __all__ = [
     "ImageScores",
@@ -13,5 +13,6 @@ __all__ = [
     "matching",
     "metrics",
     "score",
+    "strongest",
     "verdict",
 ]

@@ -90,6 +90,19 @@ def minmax(images: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
     return low + (high - low) * ((images - least.view(shape)) / span.view(shape))
 
 
+def standardise(images: Tensor) -> Tensor:
+    """Each image with every channel centred, scaled to mean square 1; an image of constant channels becomes 0.
+
+    >>> x = torch.rand(2, 3, 8, 8).double()
+    >>> torch.allclose(standardise(x), standardise(5 * x + torch.rand(2, 3, 1, 1)))
+    True
+    """
+    centred = images - images.mean((2, 3), keepdim=True)
+    size = centred.square().mean((1, 2, 3), keepdim=True).sqrt()
+    flat = size <= 1e-12
+    return torch.where(flat, 0.0, centred / size.masked_fill(flat, 1.0))
+
+
 def gaussian_blur(images: Tensor, *, sigma: float) -> Tensor:
     """Each image blurred by a Gaussian of that width; the weights inside the image sum to 1."""
     vertical, horizontal = (_gaussian(n, n, sigma, images) for n in images.shape[-2:])

@@ -9,7 +9,9 @@ and m held-out images can be ranked by score is equally likely. Two tests of tha
 - the count R of members that score above *every* held-out image, which notices that a few score far higher:
   P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i), exactly.
 
-Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often.
+Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often. Whoever
+judges several reconstructions of the same weights and reports the strongest has as many looks: each p-value then counts
+that many times (Bonferroni).
 Images drawn in fixed numbers of each class are exchangeable within a class only. With the same proportions of
 classes among members and held-out images the two tests, which pool the classes, then hold approximately.
 """
@@ -17,7 +19,8 @@ classes among members and held-out images the two tests, which pool the classes,
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 import numpy as np
@@ -30,11 +33,16 @@ EXACT_LIMIT = 40_000  # pairs up to which the Mann–Whitney distribution is com
 
 
 class Outcome(StrEnum):
-    """What may be claimed."""
+    """What may be claimed. An audit uses all four, a comparison with known training images all but the third."""
 
     LEAKAGE = "leakage"
+    """Training images can be read out of the weights."""
     NO_EVIDENCE = "no evidence"
-    UNCALIBRATED = "uncalibrated"
+    """Nothing was read; an audit says so only if the same effort reads a control that is as hard to read."""
+    UNDECIDED = "undecided"
+    """The audit ran to its end, and what it found supports neither of the two."""
+    NO_VERDICT = "no verdict"
+    """Something that a verdict needs is missing, or an assumption of the method does not hold."""
 
 
 @dataclass(frozen=True)
@@ -42,16 +50,17 @@ class Verdict:
     """How much of the training set can be read out of the weights, as far as the scores tell.
 
     Args:
-        outcome: leakage, no evidence, or uncalibrated.
+        outcome: leakage, no evidence, or no verdict (without enough held-out images).
         sentence: the same for someone who reads nothing else.
-        recovered: number of members above every held-out image and above their own trivial versions; without
-            a held-out set, the number above their own trivial versions, which proves nothing.
+        recovered: number of members above every held-out image and above their own blurred copies; without
+            a held-out set, the number above their own blurred copies, which proves nothing.
         total: number of members.
         interval: confidence interval for how many of them are no chance hits. Its upper end is ``recovered``:
             an image recovered less well than the luckiest held-out image is not counted.
         auc: probability that a member scores above a held-out image.
         auc_interval: its confidence interval (Newcombe's score method).
-        p_value: of the exchangeability of members and held-out images, corrected for making two tests.
+        p_value: of the exchangeability of members and held-out images, corrected for making two tests and for
+            the number of looks.
         threshold: the score to beat.
         confidence: of the intervals and of the claim.
     """
@@ -68,60 +77,77 @@ class Verdict:
     confidence: float
 
 
-def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99) -> Verdict:
-    """The verdict on scores that are above 0 only where a match is better than trivial.
+def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks: int = 1) -> Verdict:
+    """The verdict on scores that are above 0 only where a match is better than a blurred copy.
 
     Args:
         members: scores of the n training images.
-        held_out: scores of the m held-out images; m = 0 leaves the verdict uncalibrated.
+        held_out: scores of the m held-out images; with too few there is no verdict.
         confidence: of the claim and of the intervals.
+        looks: how many reconstructions of the same weights are judged, if the strongest is to count.
 
     >>> import torch
     >>> judge(torch.linspace(0.2, 0.9, 30), torch.linspace(-0.4, 0.4, 30)).sentence
-    'Leakage: 21 of 30 training images (at least 17 beyond chance) were recovered better than their own blur and
-    than any of 30 held-out images that beats its own; a training image outscores a held-out one with probability
-    0.96 (0.81 to 0.99).'
+    'Leakage: 21 of 30 training images recovered, at least 17 beyond chance (99 % confidence). AUC of training against
+    held-out images: 0.96 (0.81 to 0.99).'
     """
-    if not 0.5 <= confidence < 1:
-        raise InvalidInputError(f"confidence is {confidence}; give a number from 0.5 up to 1, such as 0.99")
+    if not 0.5 <= confidence < 1 or looks < 1:
+        raise InvalidInputError(
+            f"confidence is {confidence} and looks {looks}; give a confidence from 0.5 up to 1 and at least one look"
+        )
     x, y = (scores.detach().cpu().double().numpy() for scores in (members, held_out))
-    n, m, half = len(x), len(y), (1 - confidence) / 2
+    n, m, half = len(x), len(y), (1 - confidence) / (2 * looks)
     if m == 0:
-        return _uncalibrated(x, confidence, "no held-out images were given")
+        return _no_verdict(x, confidence, "no held-out images were given")
     if 1 / math.comb(n + m, n) > half:  # not even a perfect separation would be beyond chance
-        return _uncalibrated(x, confidence, f"{n} training and {m} held-out images are too few to tell")
+        return _no_verdict(x, confidence, f"{n} training and {m} held-out images are too few")
     threshold = max(0.0, float(y.max()))
     R = int((x > threshold).sum())
-    p_value = min(1.0, 2 * min(_mann_whitney(x, y), _exceedance(R, n, m)))
+    p_value = min(1.0, 2 * looks * min(_mann_whitney(x, y), _exceedance(R, n, m)))
     # The fewest true recoveries t that leave the other R − t as a chance hit among n − t exchangeable images.
     low = next(t for t in range(R + 1) if _exceedance(R - t, n - t, m) > half)
     auc = float(((x[:, None] > y).mean() + (x[:, None] >= y).mean()) / 2)
     limits = _auc_interval(auc, n, m, confidence)
     outcome = Outcome.LEAKAGE if p_value <= 1 - confidence else Outcome.NO_EVIDENCE
-    sentence = _sentence(outcome, R, low, n, m, f"{auc:.2f} ({limits[0]:.2f} to {limits[1]:.2f})")
-    return Verdict(outcome, sentence, R, n, (low, R), auc, limits, p_value, threshold, confidence)
+    verdict = Verdict(outcome, "", R, n, (low, R), auc, limits, p_value, threshold, confidence)
+    return replace(verdict, sentence=_sentence(verdict))
 
 
-def _sentence(outcome: Outcome, R: int, low: int, n: int, m: int, chance: str) -> str:
-    # A held-out image that is matched no better than by its own blur sets no bar, however high its SSIM.
-    better = f"were recovered better than their own blur and than any of {m} held-out images that beats its own"
-    if outcome is Outcome.NO_EVIDENCE:
-        start = f"No evidence of leakage: {R} of {n} training images {better}, as chance can explain"
-    elif low > 0:
-        start = f"Leakage: {R} of {n} training images (at least {low} beyond chance) {better}"
+def strongest(verdicts: Sequence[Verdict]) -> int:
+    """Which of several verdicts on the same weights gives the headline: the one that recovered most.
+
+    Each must have been judged with ``looks=len(verdicts)``.
+    """
+    return max(
+        range(len(verdicts)),
+        key=lambda i: (verdicts[i].outcome is Outcome.LEAKAGE, verdicts[i].recovered, -(verdicts[i].p_value or 0.0)),
+    )
+
+
+def _sentence(v: Verdict) -> str:
+    """Outcome, number, confidence; the AUC as the one number for the whole set."""
+    assert v.interval is not None
+    assert v.auc_interval is not None
+    percent, count = f"{100 * v.confidence:.3g} %", f"{v.recovered} of {v.total} training images"
+    if v.outcome is Outcome.NO_EVIDENCE:
+        start = f"No evidence of leakage: {count} recovered, which chance can explain (p = {v.p_value:.2g})."
+    elif v.interval[0] > 0:
+        start = f"Leakage: {count} recovered, at least {v.interval[0]} beyond chance ({percent} confidence)."
     else:
         start = (
-            f"Leakage: the {n} training images score higher than {m} held-out images, although no single one stands out"
-            " beyond chance"
+            f"Leakage: the {v.total} training images as a whole match better than held-out images ({percent}"
+            " confidence), but no single image stands out."
         )
-    return f"{start}; a training image outscores a held-out one with probability {chance}."
+    low, high = v.auc_interval
+    return f"{start} AUC of training against held-out images: {v.auc:.2f} ({low:.2f} to {high:.2f})."
 
 
-def _uncalibrated(x: np.ndarray, confidence: float, reason: str) -> Verdict:
+def _no_verdict(x: np.ndarray, confidence: float, reason: str) -> Verdict:
     R = int((x > 0).sum())
-    matched = f"the {R} of {len(x)} training images with a good match"
-    sentence = f"Uncalibrated: {reason}, so {matched} may merely resemble a reconstruction."
-    return Verdict(Outcome.UNCALIBRATED, sentence, R, len(x), None, None, None, None, 0.0, confidence)
+    sentence = (
+        f"No verdict: {reason}. {R} of {len(x)} training images have a match better than a blur, which proves nothing."
+    )
+    return Verdict(Outcome.NO_VERDICT, sentence, R, len(x), None, None, None, None, 0.0, confidence)
 
 
 def _exceedance(r: int, n: int, m: int) -> float:
