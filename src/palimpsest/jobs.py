@@ -414,8 +414,8 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
     note("scoring begins")
 
     def scored(images: Tensor) -> Score:
-        comparison = {"held_out": data.held_out.images, "mean": data.mean, "looks": len(ordered)}
-        return pal.score(images.cpu(), data.train.images, **comparison)
+        held_out, looks = data.held_out.images, len(ordered)
+        return pal.score(images.cpu(), data.train.images, held_out=held_out, mean=data.mean, looks=looks)
 
     ordered = {name: variants[name] for name in VARIANTS if name in variants}
     if len({json.dumps(variant["settings"], sort_keys=True) for variant in ordered.values()}) > 1:

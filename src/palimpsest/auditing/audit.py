@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from palimpsest.auditing import stages
 from palimpsest.auditing.agreement import Run, agree
-from palimpsest.auditing.controls import PublicImages, public_images, shuffled, trained_control
+from palimpsest.auditing.controls import PublicImages, distance, public_images, shuffled, trained_control
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.plan import Plan, Wishes, draft, fitted, fulfilled, measured_rate
 from palimpsest.auditing.preflight import Method, Preflight, check_method, preflight
@@ -33,7 +33,7 @@ from palimpsest.auditing.ranking import Ranking, rank
 from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objective, read
 from palimpsest.auditing.subject import Factory, Subject, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import AuditVerdict, judge
+from palimpsest.auditing.verdict import AuditVerdict, Evidence, PositiveControl, judge
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, RunFolderError
 from palimpsest.journal import note
 from palimpsest.objectives import Objective
@@ -46,15 +46,7 @@ from palimpsest.weights import fit_into
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is
-OUT_OF_TIME = (
-    "Time ran out before all that was planned was done: give the same command again with more --minutes, and it goes on"
-    " where it stopped."
-)
-RELY = {
-    True: "Rely on the comparison: it knows the training images. The other verdict is what one can say without them.",
-    False: "Rely on the verdict without the training images: for a comparison that counts, give a few dozen held-out"
-    " images of the same kind.",
-}
+OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
 
 
 @dataclass(frozen=True)
@@ -102,37 +94,34 @@ class Audit:
     """What an audit found."""
 
     verdict: AuditVerdict
+    """The headline: it folds in everything below."""
     preflight: Preflight
     plan: Plan
     ranking: Ranking
     """Distinct candidates, the likeliest first, in the space the network sees."""
     negative: Ranking | None
-    positive: Score | None
-    """The positive control, scored against the public images it was trained on."""
+    positive: PositiveControl | None
+    """A control that holds public images, read with the same effort."""
     score: Score | None
     """The candidates scored against the training images, if these were given."""
     floor: float | None
     """Share of the target that the training images leave unexplained, if they were given."""
+    accuracy: float | None
+    """Share of the training images that the network classifies correctly, if they were given."""
     finished: bool
-    """Whether time sufficed for all that was planned."""
+    """Whether time sufficed for everything that was planned."""
     report: Path
 
     @property
     def compared(self) -> bool:
-        """Whether training and enough held-out images were given: then that comparison is the verdict to rely on."""
-        return self.score is not None and self.score.verdict.outcome is not Outcome.UNCALIBRATED
+        """Whether training images and enough held-out images were given: then that comparison decides."""
+        return self.score is not None and self.score.verdict.outcome is not Outcome.NO_VERDICT
 
     @property
     def told(self) -> list[str]:
-        """The verdict in plain lines: both verdicts, and which to rely on, where training images were given."""
-        lines = [self.verdict.sentence]
-        if self.score is not None:
-            lines = [
-                f"Without the training images: {self.verdict.sentence}",
-                f"Compared with the training images you gave: {self.score.verdict.sentence}",
-                RELY[self.compared],
-            ]
-        return lines if self.finished else [*lines, OUT_OF_TIME]
+        """The headline, and what to do for a better answer."""
+        lines = [self.verdict.sentence, self.verdict.advice if self.finished else OUT_OF_TIME]
+        return [line for line in lines if line]
 
 
 def audit(
@@ -221,18 +210,27 @@ class _Auditor:
         runs, finished = self.read_all(plan, public)
         ranking = rank(agree(runs["subject"]))
         negative = rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None
-        positive = self.positive_score(runs["positive"], public)
-        verdict = judge(ranking, negative, _readable(positive))
+        scored = self.score(ranking)
+        evidence = Evidence(
+            ranking=ranking,
+            negative=negative,
+            positive=self.positive(runs["positive"], found, plan, public),
+            comparison=None if scored is None else scored.verdict,
+            floor=self.floor(plan),
+            accuracy=None if self.truth is None else self.truth.accuracy(self.subject.model),
+            moved=found.moved != 0,
+        )
         return self.report(
             Audit(
-                verdict=verdict,
+                verdict=judge(evidence),
                 preflight=found,
                 plan=plan,
                 ranking=ranking,
                 negative=negative,
-                positive=positive,
-                score=self.score(ranking),
-                floor=self.floor(plan),
+                positive=evidence.positive,
+                score=scored,
+                floor=evidence.floor,
+                accuracy=evidence.accuracy,
                 finished=finished,
                 report=self.folder.path / "report.html",
             )
@@ -250,11 +248,13 @@ class _Auditor:
         note(f"method {found.method}: {found.why}")
         if found.warning:
             note(f"beware: {found.warning}")
+        if self.truth is not None:
+            note(f"the network classifies {self.truth.accuracy(self.subject.model):.0%} of the given images correctly")
         return found
 
     def plan(self, found: Preflight) -> Plan:
         def find() -> dict[str, Any]:
-            wishes, controls = self.options.wishes, self.options.controls
+            wishes, controls = self.wishes, self.options.controls
             plan = draft(found, wishes, seed=self.options.seed)
             if wishes.complete:
                 return fulfilled(plan, wishes).to_json()
@@ -272,6 +272,13 @@ class _Auditor:
         nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
         note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
         return plan
+
+    @property
+    def wishes(self) -> Wishes:
+        """As asked for. Training images that are given are counted; nothing else of them is looked at here."""
+        wishes = self.options.wishes
+        known = None if self.truth is None else len(self.truth.images)
+        return replace(wishes, samples=wishes.samples or known)
 
     def problem(self, plan: Plan) -> Objective:
         return objective(self.subject.model, self.subject.initial, plan).to(self.device)
@@ -370,12 +377,19 @@ class _Auditor:
 
     # --- judging ---------------------------------------------------------------------------------
 
-    def positive_score(self, runs: list[Run], public: PublicImages) -> Score | None:
-        """Scored like any reconstruction of known images: the control's truth is public."""
-        if len(runs) < 2:
+    def positive(self, runs: list[Run], found: Preflight, plan: Plan, public: PublicImages) -> PositiveControl | None:
+        """Ranked like the subject, and compared with its images, which are public."""
+        if len(runs) < 2 or not len(agreed := agree(runs)):
             return None
-        found = agree(runs)
-        return score(found.images, public.images, held_out=public.held_out) if len(found) else None
+        model, initial = self.control(plan, public)
+        start = (self.subject.initial, initial) if plan.method == "ntk" else (None, None)
+        return PositiveControl(
+            ranking=rank(agreed),
+            comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
+            images=plan.control_images,
+            samples=self.wishes.samples or found.samples,
+            way=distance(model, start[1]) / max(distance(self.subject.model, start[0]), 1e-300),
+        )
 
     def score(self, ranking: Ranking) -> Score | None:
         if self.truth is None or not len(ranking):
@@ -399,19 +413,16 @@ class _Auditor:
     def report(self, found: Audit) -> Audit:
         numbers = {name: getattr(found.ranking, name) for name in ("images", "probability", "agreement")}
         save_tensors(self.folder.path / "ranking.safetensors", numbers, {"what": "candidates, the likeliest first"})
-        judged = {"verdict": found.verdict, "positive": found.positive, "score": found.score}
-        summary = {
-            name: None if part is None else asdict(getattr(part, "verdict", part)) for name, part in judged.items()
+        judged = {
+            "verdict": found.verdict,
+            "positive": found.positive and found.positive.comparison,
+            "score": found.score and found.score.verdict,
         }
-        self.folder.write("audit.json", (json.dumps(summary | {"floor": found.floor}, indent=1) + "\n").encode())
+        summary: dict[str, Any] = {name: None if part is None else asdict(part) for name, part in judged.items()}
+        summary |= {"floor": found.floor, "accuracy": found.accuracy, "finished": found.finished}
+        self.folder.write("audit.json", (json.dumps(summary, indent=1) + "\n").encode())
         self.folder.write("report.html", render_audit(found, self.truth, self.folder.path.name).encode())
         return found
-
-
-def _readable(control: Score | None) -> bool | None:
-    if control is None or control.verdict.outcome is Outcome.UNCALIBRATED:
-        return None
-    return control.verdict.outcome is Outcome.LEAKAGE
 
 
 def _run(tensors: dict[str, Tensor], facts: dict[str, Any]) -> Run:

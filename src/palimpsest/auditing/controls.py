@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -12,10 +14,13 @@ from torch import Tensor, nn
 from palimpsest import datasets
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.subject import Subject
+from palimpsest.errors import TrainingDivergedError
 from palimpsest.objectives.base import parameters_of
 from palimpsest.training import Fit, LossName, train
 
-LOSSES: dict[str, LossName] = {"ntk": "squared", "kkt": "logistic", "multiclass": "cross_entropy"}
+LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
+TRAININGS = 4  # of the positive control, to move as far as the subject
+TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's way: what still counts as the same, and what to aim at
 
 
 def shuffled(subject: Subject, method: str, *, seed: int) -> nn.Module:
@@ -63,11 +68,18 @@ def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     return sized.expand(-1, channels, -1, -1).contiguous()
 
 
+def distance(model: nn.Module, initial: Mapping[str, Tensor] | None) -> float:
+    """How far training went: ‖θ − θ_0‖, or ‖θ‖ where the start is unknown."""
+    θ = parameters_of(model)
+    start = {name: torch.zeros_like(t) if initial is None else initial[name].to(t) for name, t in θ.items()}
+    return math.hypot(*(float((t - start[name]).double().norm()) for name, t in θ.items()))
+
+
 def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Fit:
     """A network of the same kind trained on public images.
 
     It starts where the audited network did if that is known, and normalises as that does, so that it differs in nothing
-    but the images.
+    but the images. From a known start it also moves as far: a network that moved less is easier to read.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
@@ -75,9 +87,31 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     statistics = {name: value for name, value in subject.model.state_dict().items() if name not in parameters_of(model)}
     start = {} if plan.method != "ntk" else dict(subject.initial or {})
     model.load_state_dict(model.state_dict() | start | statistics)
-    decayed = plan.method == "kkt-signed"
-    loss = LOSSES.get(plan.method, "squared")
     model = model.to(device)
-    return train(
-        model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=1e-3 if decayed else 0.0
-    )
+    if plan.method == "ntk":
+        return _moved_as_far(model, subject, public, plan.control_steps)
+    loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
+    return train(model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=decay)
+
+
+def _moved_as_far(model: nn.Module, subject: Subject, public: PublicImages, steps: int) -> Fit:
+    """Fit the targets s·y, with s such that the network moves as far as the subject did.
+
+    The way is about proportional to s, so a few trainings find it. All of them together take at most ``steps``.
+    """
+    goal, s, fit = distance(subject.model, subject.initial), 1.0, None
+    y = public.labels if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
+    for _ in range(TRAININGS):
+        try:
+            fit = train(model, public.images, s * y.float(), steps=steps, tolerance=0.01 * s)
+        except TrainingDivergedError:
+            if fit is None:
+                raise
+            break
+        steps -= int(fit.history[-1]["step"])
+        way = distance(fit.model, fit.initial)
+        if goal <= way <= TOO_FAR * goal or steps < 1 or way == 0:
+            break
+        s *= BEYOND * goal / way
+    assert fit is not None
+    return fit

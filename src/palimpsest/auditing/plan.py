@@ -27,6 +27,7 @@ MOST_PUBLIC = 400  # images of the positive control; there are not many more
 MOST_TRAINING = 10_000  # steps
 MARGIN = 0.8  # of the measured speed is counted on: machines are shared
 TRAINING_SHARE = 0.15  # of the time may go into training the positive control
+RECORD_EVERY = 5  # steps at least: recording costs time, and the measured speed must hold for short runs too
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,10 @@ class Plan:
     control_steps: int
     """At most so many steps of training for the positive control."""
     seed: int
+
+    @property
+    def record_every(self) -> int:
+        return max(RECORD_EVERY, self.steps // 200)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -147,7 +152,7 @@ def measured_rate(
 ) -> float:
     """Steps of a reconstruction a second."""
     mode = Execution().resolved(objective.device, PLENTY)  # that of a run as long as the longest that is planned
-    settings = Settings(candidates=candidates, steps=10**6, record_every=5)
+    settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
     solver = Solver(objective, Everywhere(image_shape), settings, Execution(mode=mode))
     with solver.execution.numbers(objective.device):
         state = solver.step(solver.init())  # the first steps pay for what later ones find ready

@@ -66,6 +66,7 @@ def read(
             candidates=plan.candidates,
             steps=plan.steps,
             priors=(Box(), TotalVariation(weight=plan.total_variation)),
+            record_every=plan.record_every,
             seed=seed,
             checkpoint=checkpoint,
             callbacks=[clock],

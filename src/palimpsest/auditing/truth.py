@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import Source
@@ -31,6 +31,16 @@ class Truth:
     def seen(self) -> Tensor:
         """The training images as the network saw them."""
         return (self.images - self.mean) / self.std
+
+    def accuracy(self, model: nn.Module) -> float:
+        """Share of the training images that the network classifies correctly; either sign of one output will do."""
+        with torch.no_grad():
+            outputs = model(self.seen.to(next(model.parameters()))).reshape(len(self.images), -1).cpu()
+        labels = self.labels_for(outputs.shape[1])
+        if outputs.shape[1] > 1:
+            return float((outputs.argmax(1) == labels).double().mean())
+        right = float((outputs[:, 0].sign() == labels).double().mean())
+        return max(right, 1 - right)
 
     def labels_for(self, outputs: int) -> Tensor:
         """±1 for one output, classes for several."""

@@ -20,14 +20,14 @@ from palimpsest.scoring import Outcome, Verdict, metrics
 
 if TYPE_CHECKING:
     from palimpsest.auditing import Audit, Preflight, Truth
-    from palimpsest.auditing.verdict import AuditVerdict
 
 MOST = 100  # candidates shown
 MARGIN = (
     "The weights are taken to have reached a point of maximum margin. That takes long training on a loss that only"
     " separation brings to zero; most networks stop before it."
 )
-BETTER = "For a better reading, audit in a new folder with more --minutes, or with the initial weights if left out."
+NOT_SAFE = "The training images are not proven safe. A stronger attack, more time or more knowledge may read them."
+NEITHER = "This proves neither that training images leaked nor that they did not."
 RELATED = {None: "not given", True: "belong to this training", False: "do not belong to this training"}
 
 
@@ -74,53 +74,40 @@ def _probabilities(audit: Audit) -> Markup | None:
 
 
 def finding(audit: Audit, truth: Truth | None) -> Finding:
-    """The calibrated verdict where training and held-out images are given, else the one without the truth."""
-    verdict: AuditVerdict | Verdict = audit.verdict
-    means, does_not_mean = _meaning(audit)
-    if audit.compared and audit.score is not None and truth is not None and truth.held_out is not None:
-        verdict = audit.score.verdict
-        means, does_not_mean = means_of(verdict, len(truth.held_out))
-    beside = [line for line in audit.told if verdict.sentence not in line]
-    return Finding(_kind(verdict.outcome), verdict.sentence, _figures(audit), [*means, *beside], does_not_mean)
+    """The headline, and what follows from it."""
+    verdict = audit.verdict
+    if audit.score is not None and verdict.outcome is Outcome.LEAKAGE and audit.compared:
+        means, does_not_mean = means_of(audit.score.verdict, 0 if truth is None else _held_out(truth))
+    else:
+        means, does_not_mean = _meaning(audit)
+    kind = verdict.outcome.value.replace(" ", "-")
+    return Finding(kind, verdict.sentence, _figures(audit), [*means, *audit.told[1:]], does_not_mean)
 
 
-def _kind(outcome: Outcome) -> str:
-    return outcome.value.replace(" ", "-")
+def _held_out(truth: Truth) -> int:
+    return 0 if truth.held_out is None else len(truth.held_out)
 
 
 def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
-    if audit.verdict.outcome is Outcome.LEAKAGE:
-        return [
-            "Candidates that started from different noise ended as the same pictures: the weights led them there, and"
-            " those of a shuffled network do not.",
-            "Whoever knows the training images can confirm it by looking at the pictures below.",
-        ], [
-            "Not that every picture below is a training image: a probability stands below each.",
-            "Not that images which are not shown are safe.",
-        ]
-    if audit.verdict.outcome is Outcome.NO_EVIDENCE:
-        control = {
-            True: "The same method, with the same effort, does read a network of this kind that was trained on public"
-            " images; so that nothing was read here is a finding.",
-            False: "The same method could not read a network of this kind trained on public images either; so that"
-            " nothing was read here says little.",
-            None: "There was no positive control, so it is not known whether anything could have been read.",
-        }[audit.verdict.readable]
-        beware = [f"Beware: {audit.preflight.warning}."] if audit.preflight.warning else []
-        better = [BETTER] if audit.verdict.readable is False and audit.finished else []
-        return [*beware, control, *better], [
-            "Not that the training images are safe. It is a statement about this method with this effort: a stronger"
-            " attack, more time, or the initial weights where they were not given, may succeed.",
-        ]
-    neither = ["Neither that training images leaked nor that they did not."]
-    if audit.negative is None:
-        return ["Too little was read to tell."], neither
-    return [
-        "A single candidate is likely, and probabilities were calibrated on networks that the method can read. It could"
-        " not read its positive control, so the estimate may not hold here.",
-        "Whoever knows the training images can settle it by looking at the first picture below.",
-        *([BETTER] if audit.finished else []),
-    ], neither
+    return {
+        Outcome.LEAKAGE: (
+            [
+                "Candidates that started from different noise ended as the same pictures. The weights led them there;"
+                " a network with permuted weights does not.",
+                "Someone who knows the training images can confirm it by looking at the pictures below.",
+            ],
+            [
+                "Not every picture below is a training image: each has its own probability.",
+                "Training images that are not shown are not safe.",
+            ],
+        ),
+        Outcome.NO_EVIDENCE: (
+            ["The audit reads a control that is as hard as this network. It reads nothing here."],
+            [NOT_SAFE],
+        ),
+        Outcome.UNDECIDED: (["The audit ran to its end. Its findings support no claim."], [NEITHER, NOT_SAFE]),
+        Outcome.NO_VERDICT: (["The audit cannot judge this network."], [NEITHER, NOT_SAFE]),
+    }[audit.verdict.outcome]
 
 
 def _figures(audit: Audit) -> list[Figure]:
@@ -139,7 +126,7 @@ def _figures(audit: Audit) -> list[Figure]:
     if verdict.bar is not None:
         shown.append(Figure(f"{verdict.bar:.0%}", "by chance", "the likeliest candidate of the negative control"))
     if audit.positive is not None:
-        recovered = f"{audit.positive.verdict.recovered} of {audit.positive.verdict.total}"
+        recovered = f"{audit.positive.comparison.recovered} of {audit.positive.comparison.total}"
         shown.append(Figure(recovered, "positive control", "public images read from a network of the same kind"))
     return shown
 
@@ -148,7 +135,7 @@ def _compared(verdict: Verdict, calibrated: bool) -> Figure:
     count = f"{verdict.recovered} of {verdict.total}"
     if calibrated:
         return Figure(count, "training images recovered", "compared with the training images you gave")
-    return Figure(count, "training images with a good match", "better than a blur, which proves nothing")
+    return Figure(count, "training images with a good match", "better than a blurred copy, which proves nothing")
 
 
 # --- the pictures --------------------------------------------------------------------------------
@@ -197,6 +184,8 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
     method = {"method": found.method, "because": found.why}
     if audit.floor is not None:
         method["floor at the truth"] = f"the training images leave {audit.floor:.0%} of the target unexplained"
+    if audit.accuracy is not None:
+        method["accuracy"] = f"{audit.accuracy:.0%} of the given training images classified correctly"
     return [("Equations", equations), ("The start", _start(found)), ("The first layer", layer), ("The method", method)]
 
 
@@ -220,22 +209,30 @@ def _lazy(moved: float) -> str:
 
 
 def _controls(audit: Audit) -> list[Control]:
+    return [Control("Negative control", _negative(audit)), Control("Positive control", _positive(audit))]
+
+
+def _negative(audit: Audit) -> str:
     if audit.negative is None:
-        negative = "Not run: time did not suffice."
-    else:
-        negative = (
-            "The same network, what it learnt put in disorder, was read with the same plan. Its candidates leave"
-            f" {1 - audit.negative.explained:.0%} of the target unexplained, those of the network itself"
-            f" {audit.verdict.unexplained:.0%}; the likeliest has a probability of {audit.verdict.bar:.0%}."
-        )
-    if audit.positive is None:
-        positive = "Not run, or the network could not be trained on public images."
-    else:
-        positive = (
-            f"A network of the same kind was trained on {audit.positive.verdict.total} public images and read with the"
-            f" same plan. {audit.positive.verdict.sentence}"
-        )
-    return [Control("Negative control", negative), Control("Positive control", positive)]
+        return "Not run: time ran out."
+    return (
+        "The same network with the change of its weights randomly permuted was read with the same plan. Its candidates"
+        f" leave {1 - audit.negative.explained:.0%} of the target unexplained, those of the network itself"
+        f" {audit.verdict.unexplained:.0%}. The likeliest has a probability of {audit.verdict.bar:.0%}."
+    )
+
+
+def _positive(audit: Audit) -> str:
+    control = audit.positive
+    if control is None:
+        return "Not run, or the network could not be trained on public images."
+    easier = f"It may be easier to read than this network: {control.easier}." if control.easier else (
+        "It is as hard to read as this network."
+    )  # fmt: skip
+    return (
+        f"A network of the same kind was trained on {control.images} public images and read with the same plan."
+        f" {easier} {control.comparison.sentence}"
+    )
 
 
 def _assumptions(audit: Audit) -> list[str]:

@@ -106,7 +106,7 @@ def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     )
     means = [
         found,
-        f"If the candidates did not depend on the training images, at most {percent} of such audits would claim leakage.",
+        f"If the candidates did not depend on the training images, at most {percent} of audits would claim leakage.",
     ]
     return means, [
         "The other training images are not safe. A stronger method, or this one with other settings, may recover more.",

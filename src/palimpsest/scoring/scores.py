@@ -1,8 +1,8 @@
 """Candidates against images: match, measure, judge.
 
-Two measures serve two purposes. `ssim` is the literature's: the mean is added to the candidate, and the sum compared with
-the image. It must not decide a verdict. A mean of the training images holds a share x_i/n of each of them, so even noise
-plus that mean resembles training images more than held-out ones.
+Two measures serve two purposes. `ssim` is the literature's: it adds the mean to the candidate and compares the sum with
+the image. It must not decide a verdict. A mean of the training images holds a share x_i/n of each of them, so even
+noise plus that mean resembles training images more than held-out ones.
 
 `likeness` decides. It compares candidate and image as the network sees them, x − mean, and ignores brightness, colour
 cast and contrast. For a mean m of n training images x_i − m = (1 − 1/n)(x_i − m_others): up to its contrast a training

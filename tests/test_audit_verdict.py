@@ -1,0 +1,88 @@
+"""The headline of an audit, case by case."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from palimpsest.auditing.ranking import Ranking
+from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.scoring import Outcome
+from palimpsest.scoring import judge as compare
+
+
+def ranked(*probabilities, explained):
+    n, p = len(probabilities), torch.tensor(probabilities).double()
+    return Ranking(torch.zeros(n, 1, 8, 8), p, torch.ones(n), explained)
+
+
+def comparison(recovered, *, n=40, held_out=40):
+    """The verdict on n training images, the best of which beat every held-out image; the others lie among them."""
+    members, others = torch.linspace(0.1, 0.3, n), torch.linspace(0.1, 0.3, held_out) + 1e-4
+    members[:recovered] = 0.9
+    return compare(members, others)
+
+
+READ, UNREAD = ranked(0.95, 0.9, 0.6, explained=0.9), ranked(0.1, explained=0.15)
+NOTHING, CHANCE = ranked(0.02, 0.01, explained=0.15), ranked(0.03, explained=0.1)
+CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1)
+BLIND = Evidence(NOTHING, CHANCE, CONTROL)
+COMPARED = replace(BLIND, comparison=comparison(0), floor=0.1, accuracy=1.0)
+LEAKAGE, NO_EVIDENCE, UNDECIDED, NO_VERDICT = Outcome
+
+CASES = {
+    "the comparison finds images": (replace(COMPARED, comparison=comparison(30)), LEAKAGE),
+    "so it does although the method fits badly": (replace(COMPARED, comparison=comparison(30), floor=0.9), LEAKAGE),
+    "likely candidates": (replace(BLIND, ranking=READ), LEAKAGE),
+    "one certain candidate": (replace(BLIND, ranking=ranked(0.9, 0.1, explained=0.9)), LEAKAGE),
+    "likely candidates without a control": (replace(BLIND, ranking=READ, positive=None), LEAKAGE),
+    "nothing found by comparison": (COMPARED, NO_EVIDENCE),
+    "nothing found without the images": (BLIND, NO_EVIDENCE),
+    "no control": (replace(BLIND, positive=None), UNDECIDED),
+    "no control beside the images": (replace(COMPARED, positive=None), UNDECIDED),
+    "control not read": (replace(BLIND, positive=replace(CONTROL, ranking=UNREAD)), UNDECIDED),
+    "control compared, not read": (replace(COMPARED, positive=replace(CONTROL, comparison=comparison(0))), UNDECIDED),
+    "control with fewer images": (replace(BLIND, positive=replace(CONTROL, images=20)), UNDECIDED),
+    "number of images unknown": (replace(BLIND, positive=replace(CONTROL, samples=None)), UNDECIDED),
+    "control that moved less": (replace(BLIND, positive=replace(CONTROL, way=0.5)), UNDECIDED),
+    "several likely candidates, none certain": (replace(BLIND, ranking=ranked(0.7, 0.6, explained=0.9)), UNDECIDED),
+    "many that are not likely": (replace(BLIND, ranking=ranked(*[0.3] * 8, explained=0.9)), UNDECIDED),
+    "one certain candidate of a method that fails": (
+        replace(BLIND, ranking=ranked(0.9, 0.1, explained=0.9), positive=replace(CONTROL, ranking=UNREAD)),
+        UNDECIDED,
+    ),
+    "no more certain than by chance": (replace(BLIND, ranking=READ, negative=ranked(0.96, explained=0.1)), UNDECIDED),
+    "explains no more than chance": (replace(BLIND, ranking=READ, negative=ranked(0.02, explained=0.88)), UNDECIDED),
+    "likely candidates that match no given image": (replace(COMPARED, ranking=READ), UNDECIDED),
+    "a few recovered images": (replace(COMPARED, comparison=comparison(5)), UNDECIDED),
+    "more than five among many": (replace(COMPARED, comparison=comparison(6, n=400, held_out=40)), UNDECIDED),
+    "the weights never moved": (replace(BLIND, moved=False), NO_VERDICT),
+    "so even likely candidates say nothing": (replace(BLIND, moved=False, ranking=READ), NO_VERDICT),
+    "images that the network gets wrong": (replace(COMPARED, accuracy=0.5), NO_VERDICT),
+    "images that explain nothing": (replace(COMPARED, floor=0.84), NO_VERDICT),
+    "unread control and a high floor": (replace(COMPARED, floor=0.84, positive=None, ranking=READ), NO_VERDICT),
+    "no negative control": (replace(BLIND, negative=None), NO_VERDICT),
+    "likely candidates without a negative control": (replace(BLIND, ranking=READ, negative=None), NO_VERDICT),
+}
+
+
+@pytest.mark.parametrize("case", list(CASES))
+def test_one_headline_folds_in_everything(case):
+    evidence, outcome = CASES[case]
+    found = judge(evidence)
+    assert found.outcome is outcome
+    assert found.sentence.lower().startswith(outcome.value)
+    assert (found.advice == "") == (outcome in (LEAKAGE, NO_EVIDENCE))
+
+
+def test_the_numbers_behind_the_headline():
+    found = judge(replace(BLIND, ranking=ranked(0.95, 0.6, 0.1, explained=0.9), negative=ranked(0.7, explained=0.1)))
+    assert (found.likely, found.bar, found.readable) == (1, pytest.approx(0.7), True)
+    assert found.expected == pytest.approx(0.95)
+    assert (found.unexplained, found.unexplained_by_chance) == (pytest.approx(0.1), pytest.approx(0.9))
+
+
+def test_few_held_out_images_leave_the_verdict_to_the_estimates():
+    too_few = replace(COMPARED, comparison=compare(torch.ones(4), torch.zeros(2)))
+    assert judge(too_few).outcome is NO_EVIDENCE
+    assert judge(replace(too_few, ranking=READ)).outcome is LEAKAGE
