@@ -35,6 +35,8 @@ from palimpsest.auditing.verdict import Evidence, judge
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
+from provenance import made_by  # noqa: E402
+
 import outsider  # noqa: E402
 
 MEANS = ("training", "channels", "constant", "none")
@@ -166,7 +168,7 @@ def main() -> None:
     false_claims += sum(r["without images"] == "leakage" for r in held)
     missed = sum(r["recovered"] > 5 and "no evidence" in (r[j] for j in judgements) for r in leaking)
     result = {
-        "command": "python experiments/audit_verdicts.py",
+        **made_by("python experiments/audit_verdicts.py"),
         "empty networks called leaking": false_claims,
         "leaking networks called no evidence": missed,
         "empty": {j: Counter(r[j] for r in empty) for j in judgements},

@@ -25,6 +25,7 @@ from pathlib import Path
 from zlib import crc32
 
 import torch
+from provenance import made_by
 from torch import Tensor
 
 import palimpsest as pal
@@ -196,7 +197,7 @@ def main() -> None:
         rows = list(pool.map(false_claims, cells))
     draws, claims = (sum(row[key] for row in rows) for key in ("draws", "claims"))
     result = {
-        "command": "python experiments/calibration.py",
+        **made_by("python experiments/calibration.py"),
         "draws without leakage": draws,
         "false claims": claims,
         "false claims by mean": {m: sum(row["claims"] for row in rows if row["mean"] == m) for m in MEANS},
