@@ -10,10 +10,13 @@ import torch
 from torch import nn
 
 import palimpsest as pal
+from palimpsest.auditing.agreement import ALIKE, SIMILAR, Run, agree
 from palimpsest.auditing.preflight import preflight
+from palimpsest.auditing.ranking import calibration, probability, rank
 from palimpsest.auditing.subject import factory, subject
 from palimpsest.cli import main
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError, WeightsError
+from palimpsest.scoring.metrics import pairwise_ncc
 
 SHAPE = (1, 8, 8)
 QUICK = {"candidates": 6, "steps": 60, "restarts": 2, "tangents": 1, "control_steps": 40}
@@ -245,3 +248,39 @@ def test_patches_are_not_counted_as_images():
     assert found.bound is None
     with pytest.raises(InvalidInputError):
         pal.span(model, initial)
+
+
+# --- candidates that show the same picture -------------------------------------------------------
+
+
+def noise(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def alike(a, b):
+    return float(pairwise_ncc(a[None], b[None]))
+
+
+def test_poor_copies_are_shown_once_and_similar_faces_both():
+    common = noise(*SHAPE, seed=0)
+    faces = [common + 0.6 * noise(*SHAPE, seed=s) for s in (1, 2)]
+    assert SIMILAR < alike(*faces) < ALIKE
+    runs = []
+    for restart in range(3):
+        copies = [faces[0] + 0.9 * noise(*SHAPE, seed=10 + restart), 3 * faces[1] + 2]
+        assert SIMILAR < alike(faces[0], copies[0]) < ALIKE
+        runs.append(Run(torch.stack([*faces, *copies]), torch.ones(4), 0.1))
+    agreed = agree(runs)
+    assert len(agreed) == 2 + 3
+    shown = rank(agreed)
+    assert len(shown) == 2
+    assert {max((0, 1), key=lambda i: alike(image, faces[i])) for image in shown.images} == {0, 1}
+    p = probability(agreed, calibration())
+    assert torch.equal(shown.probability, p.sort(descending=True).values[:2])
+
+
+def test_a_similar_face_that_one_restart_found_alone_is_kept_if_nothing_vouches_for_the_other():
+    common = noise(*SHAPE, seed=0)
+    faces = [common + 0.6 * noise(*SHAPE, seed=s) for s in (1, 2)]
+    runs = [Run(face[None], torch.ones(1), 0.1) for face in faces]
+    assert len(rank(agree(runs))) == 2
