@@ -6,13 +6,14 @@ import os
 import pickle
 import zipfile
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import palimpsest as pal
 from palimpsest import resources
-from palimpsest.errors import NonFiniteError, ResourceError, WeightsError
+from palimpsest.errors import InvalidInputError, NonFiniteError, ResourceError, WeightsError
 
 
 def network():
@@ -150,6 +151,11 @@ def test_weights_that_are_not_finite_are_named(value):
         pal.weights.fit_into(network(), weights)
 
 
+def test_layers_that_wait_for_their_shape_are_named():
+    with pytest.raises(InvalidInputError, match=r"0\.weight"):
+        pal.weights.fit_into(torch.nn.Sequential(torch.nn.LazyLinear(2)), {"0.weight": torch.ones(2, 3)})
+
+
 # --- what is refused -----------------------------------------------------------------------------------
 
 REFUSED = {
@@ -161,6 +167,7 @@ REFUSED = {
     "a complex tensor": ({"w": torch.ones(3, dtype=torch.complex64)}, "only dense real tensors|complex"),
     "a tensor without content": ({"w": torch.ones(3, device="meta")}, "only dense real tensors|no real tensor"),
     "one number that claims to be many": ({"w": torch.zeros(1).expand(1 << 40)}, "no real tensor"),
+    "a numpy number": ({"net": STATE, "best": np.float64(0.5)}, "numpy.*only dense real tensors and plain values"),
     "a whole network": (torch.nn.Linear(2, 2), r"holds torch\.nn\.modules\.linear\.Linear, but only dense"),
 }
 

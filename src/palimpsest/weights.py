@@ -13,9 +13,10 @@ from typing import TypeGuard
 import safetensors
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from palimpsest import archives, resources
-from palimpsest.errors import NonFiniteError, WeightsError
+from palimpsest.errors import InvalidInputError, NonFiniteError, WeightsError
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights among other things
 PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
@@ -82,6 +83,8 @@ def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "th
     layers, one name is enough.
     """
     own = model.state_dict()
+    if lazy := [name for name, t in own.items() if is_lazy(t)]:
+        raise InvalidInputError(f"the network does not know the shape of {_some(lazy)} yet; run it on an image first")
     weights = _with_every_name(model, _without_prefix(weights, own))
     missing = [name for name in own if name not in weights]
     extra = [name for name in weights if name not in own]
