@@ -230,6 +230,10 @@ def test_a_whole_training_checkpoint_is_read(tmp_path):
     path = checkpoint(tmp_path / "last.pt", model=model.state_dict(), args=args, **rest)
     assert subject(mlp, path, image_shape=SHAPE).remarks
     assert pal.weights.load(path).keys() == model.state_dict().keys()
+    loaded = torch.load(path, weights_only=False)
+    assert (
+        subject(mlp, loaded, image_shape=SHAPE, key="model").remarks == subject(mlp, loaded, image_shape=SHAPE).remarks
+    )
 
 
 def test_patches_are_not_counted_as_images():

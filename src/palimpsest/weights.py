@@ -55,23 +55,20 @@ def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
     return find(path, key).tensors
 
 
-def find(path: Path | str, key: str | None = None) -> Found:
-    """What :func:`load` returns, with its source."""
-    path = Path(path)
-    readers = {".safetensors": _safetensors} | dict.fromkeys((".pt", ".pth", ".bin"), _torch_archive)
-    if path.suffix not in readers:
-        raise WeightsError(f"{path} is no file of weights; give a .safetensors, .pt, .pth or .bin file")
-    if not path.is_file():
-        raise WeightsError(f"there is no file {path}; check the path")
-    entry, tensors = _state_dict(path, readers[path.suffix](path), key)
+def find(source: Path | str | Mapping, key: str | None = None) -> Found:
+    """What :func:`load` returns, with its source; of a mapping too, such as a checkpoint that was loaded already."""
+    name = "the mapping" if isinstance(source, Mapping) else str(source)
+    content = source if isinstance(source, Mapping) else _content(Path(source))
+    entry, tensors = _state_dict(name, content, key)
     if not tensors:
-        raise WeightsError(f"{path} holds no tensor; save model.state_dict()")
-    for name, t in tensors.items():
-        _check_kind(path, name, t)
-    _check_room(path, sum(t.numel() for t in tensors.values()))
+        raise WeightsError(f"{name} holds no tensor; save model.state_dict()")
+    if not isinstance(source, Mapping):
+        for each, t in tensors.items():
+            _check_kind(name, each, t)
+        _check_room(name, sum(t.numel() for t in tensors.values()))
     return Found(
-        {name: _plain(t) for name, t in _unwrapped(tensors).items()},
-        f"{path}, entry {entry!r}" if entry else str(path),
+        {each: _plain(t) for each, t in _unwrapped(tensors).items()},
+        f"{name}, entry {entry!r}" if entry else name,
         any(_is_short(t) for t in tensors.values()),
     )
 
@@ -149,6 +146,15 @@ def _some(names: Iterable[str]) -> str:
 # --- the two formats ---------------------------------------------------------------------------------
 
 
+def _content(path: Path) -> object:
+    readers = {".safetensors": _safetensors} | dict.fromkeys((".pt", ".pth", ".bin"), _torch_archive)
+    if path.suffix not in readers:
+        raise WeightsError(f"{path} is no file of weights; give a .safetensors, .pt, .pth or .bin file")
+    if not path.is_file():
+        raise WeightsError(f"there is no file {path}; check the path")
+    return readers[path.suffix](path)
+
+
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:  # checks the header against the file's length
@@ -179,7 +185,7 @@ def _torch_archive(path: Path) -> object:
 # --- where in a file the weights are -------------------------------------------------------------------
 
 
-def _state_dict(path: Path, content: object, key: str | None) -> tuple[str, dict[str, Tensor]]:
+def _state_dict(path: str, content: object, key: str | None) -> tuple[str, dict[str, Tensor]]:
     """The state dict that was saved, or that lies in what was saved, and the name of its entry."""
     if not isinstance(content, Mapping):
         raise WeightsError(f"{path} holds a {type(content).__name__}; save model.state_dict()")
@@ -243,14 +249,14 @@ def _under(content: object, key: str) -> object:
     return {name[len(start) :]: t for name, t in content.items() if isinstance(name, str) and name.startswith(start)}
 
 
-def _check_shape(path: Path, name: str, shape: Iterable[int]) -> None:
+def _check_shape(path: Path | str, name: str, shape: Iterable[int]) -> None:
     if len(list(shape)) > MOST_DIMENSIONS:
         raise WeightsError(
             f"{path} holds {_some([name])} of more than {MOST_DIMENSIONS} dimensions; no layer has those"
         )
 
 
-def _check_kind(path: Path, name: str, t: Tensor) -> None:
+def _check_kind(path: Path | str, name: str, t: Tensor) -> None:
     """Dense, real, on the processor, with a place of its own for every number."""
     _check_shape(path, name, t.shape)
     plain = t.layout is torch.strided and t.device.type == "cpu" and not t.is_quantized and not t.is_complex()
@@ -259,7 +265,7 @@ def _check_kind(path: Path, name: str, t: Tensor) -> None:
                            " save plain dense weights")  # fmt: skip
 
 
-def _check_room(path: Path, numbers: int) -> None:
+def _check_room(path: Path | str, numbers: int) -> None:
     """Room for the tensors as they are read, and once more as the network holds them."""
     resources.require_memory(2 * 4 * numbers, of=f"reading {path}", remedy="use a machine with more")
 

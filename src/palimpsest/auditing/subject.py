@@ -188,9 +188,6 @@ def _told(error: BaseException) -> str:
 
 def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> list[str]:
     """Put weights into the network; what there is to say about them."""
-    if isinstance(source, Mapping):
-        weights.fit_into(model, source, what=what)
-        return []
     found = weights.find(source, key)
     weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
     read = f"{what} are those of {found.source}"
