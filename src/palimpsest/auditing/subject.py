@@ -9,7 +9,7 @@ import math
 import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -178,7 +178,8 @@ def _first_on_path(folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        sys.path.remove(place)
+        with suppress(ValueError):  # the network's code may have removed it
+            sys.path.remove(place)
 
 
 def _told(error: BaseException) -> str:
