@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib import metadata
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ import torch
 from PIL import Image
 
 import palimpsest as pal
-from palimpsest import jobs, storage
+from palimpsest import jobs, runs, storage
 from palimpsest.cli import main
 from palimpsest.runs import RunFolder
 
@@ -289,6 +290,12 @@ def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     assert torch.equal(*images)
 
 
+def test_help_tells_of_the_version(capsys):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert "--version" in capsys.readouterr().out
+
+
 def test_the_version_is_told(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"palimpsest {pal.__version__}\n"
@@ -321,3 +328,13 @@ def test_replacing_one_variant_leaves_no_other_that_does_not_go_with_it(tmp_path
 
 def test_tangent_points_beyond_the_path_are_refused(trained, capsys):
     assert "from 0" in complaint(capsys, "reconstruct", trained, "--at", "7")
+
+
+def test_versions_are_known_without_an_installation(monkeypatch):
+    def version(name):
+        if name == "palimpsest":
+            raise metadata.PackageNotFoundError(name)
+        return "1.0"
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert runs.versions()["palimpsest"] == pal.__version__

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.first_layer import first_dense_layer
 
 
 def train(
@@ -138,10 +139,132 @@ def test_polynomial_networks_have_a_first_layer_too():
 
 def test_what_has_no_dense_first_layer_is_refused():
     conv = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
-    with pytest.raises(InvalidInputError, match="not dense"):
+    with pytest.raises(InvalidInputError):
         pal.span(conv, conv.state_dict())
     model, initial, _ = train(5)
     with pytest.raises(InvalidInputError, match="lack"):
         pal.span(model, {})
     with pytest.raises(NonFiniteError):
         pal.span(model, initial | {"layers.0.weight": initial["layers.0.weight"] * float("nan")})
+
+
+# --- which layer sees the images ---------------------------------------------------------------------
+
+
+def trained_on(make, n, shape, **options):
+    """A network after a few steps of gradient descent on n random images, and its start."""
+    torch.manual_seed(0)
+    model = make().double()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x = torch.randn(n, *shape, dtype=torch.float64)
+    rule = torch.optim.SGD(model.parameters(), lr=1e-4, **options)
+    for _ in range(20):
+        rule.zero_grad()
+        (model(x).flatten() - torch.arange(n) % 2).square().mean().backward()
+        rule.step()
+    return model, initial
+
+
+class Patches(torch.nn.Module):
+    """Sees four patches of an image, one after the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.head = torch.nn.Linear(16, 30), torch.nn.Linear(120, 1)
+
+    def forward(self, x):
+        patches = x.unfold(2, 4, 4).unfold(3, 4, 4).reshape(len(x), 4, 16)
+        return self.head(torch.relu(self.embed(patches)).flatten(1))
+
+
+class HeadFirst(torch.nn.Module):
+    """Registers its last layer before its first; the other way round the sizes would fit as well."""
+
+    def __init__(self):
+        super().__init__()
+        self.head, self.body = torch.nn.Linear(64, 1), torch.nn.Linear(64, 64)
+
+    def forward(self, x):
+        return self.head(torch.relu(self.body(x.flatten(1))))
+
+
+class Tied(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.c, self.head = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64), torch.nn.Linear(64, 1)
+        self.c.weight = self.a.weight
+
+    def forward(self, x):
+        return self.head(torch.relu(self.c(torch.relu(self.a(x.flatten(1))))))
+
+
+class Repeated(HeadFirst):
+    def forward(self, x):
+        return self.head(torch.relu(self.body(torch.relu(self.body(x.flatten(1))))))
+
+
+class Scaled(torch.nn.Module):
+    """A trained parameter of the network's own changes the images, or the outputs."""
+
+    def __init__(self, before):
+        super().__init__()
+        self.before, self.scale = before, torch.nn.Parameter(torch.ones(()))
+        self.body, self.head = torch.nn.Linear(64, 40), torch.nn.Linear(40, 1)
+
+    def forward(self, x):
+        h = self.head(torch.relu(self.body(x.flatten(1) * (self.scale if self.before else 1))))
+        return h if self.before else h * self.scale
+
+
+def sequence(*layers):
+    return lambda: torch.nn.Sequential(*layers)
+
+
+LAYERS = {
+    "a perceptron": (lambda: pal.networks.MLP((1, 8, 8), (40,)), "layers.0.weight"),
+    "a polynomial network": (lambda: pal.networks.PolynomialNetwork(64, 40), "W"),
+    "a flattened image": (
+        sequence(torch.nn.Flatten(), torch.nn.Linear(64, 40), torch.nn.ReLU(), torch.nn.Linear(40, 1)),
+        "1.weight",
+    ),
+    "a head registered first": (HeadFirst, "body.weight"),
+    "a parameter after it": (lambda: Scaled(before=False), "body.weight"),
+    "a parameter before it": (lambda: Scaled(before=True), None),
+    "patches": (Patches, None),
+    "weights shared with another layer": (Tied, None),
+    "a layer called twice": (Repeated, None),
+    "a convolution of the same size": (
+        sequence(torch.nn.Conv2d(1, 1, 3, padding=1), torch.nn.Flatten(), torch.nn.Linear(64, 1)),
+        None,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_images_are_counted_only_in_a_layer_that_sees_them_whole(kind):
+    make, expected = LAYERS[kind]
+    model, initial = trained_on(make, 2, (1, 8, 8))
+    if expected is None:
+        with pytest.raises(InvalidInputError):
+            pal.span(model, initial, image_shape=(1, 8, 8))
+    else:
+        assert first_dense_layer(model, (1, 8, 8))[0] == expected
+        assert pal.span(model, initial, image_shape=(1, 8, 8)).samples == 2
+
+
+@pytest.mark.parametrize(
+    "kind", ["a perceptron", "a polynomial network", "a flattened image", "a head registered first"]
+)
+def test_without_a_shape_it_is_found_by_trying(kind):
+    make, expected = LAYERS[kind]
+    model, initial = trained_on(make, 3, (64,))
+    assert first_dense_layer(model)[0] == expected
+    assert pal.span(model, initial).samples == 3
+
+
+def test_looking_for_the_layer_leaves_the_network_as_it_is():
+    model, initial = trained_on(HeadFirst, 2, (1, 8, 8))
+    model.body.bias.requires_grad_(False)
+    pal.span(model, initial)
+    assert not model.body.bias.requires_grad
+    assert not any(module._forward_pre_hooks for module in model.modules())

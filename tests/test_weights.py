@@ -6,13 +6,14 @@ import os
 import pickle
 import zipfile
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 
 import palimpsest as pal
 from palimpsest import resources
-from palimpsest.errors import NonFiniteError, ResourceError, WeightsError
+from palimpsest.errors import InvalidInputError, NonFiniteError, ResourceError, WeightsError
 
 
 def network():
@@ -47,6 +48,50 @@ def test_a_state_dict_is_found_inside_a_checkpoint(tmp_path, name):
     memory = {"state": {0: {"exp_avg": torch.ones(3)}}, "param_groups": [{"betas": (0.9, 0.999), "params": [0, 1]}] * 2}
     rest = {"epoch": 3, "best": 0.25, "optimizer": memory, "tags": ["a", None, True]}
     assert same(pal.weights.load(saved(tmp_path / "net.pt", {**rest, name: STATE})), STATE)
+
+
+@pytest.mark.parametrize(
+    ("content", "entry"),
+    [
+        ({"net": STATE, "epoch": 3}, "net"),
+        ({"trainer": {"network": STATE, "step": torch.tensor(3)}, "best": 0.5}, "trainer.network"),
+        ({"ema": STATE, "model": STATE}, "model"),
+        (STATE, None),
+    ],
+)
+def test_the_only_or_the_usual_entry_is_read_and_named(tmp_path, content, entry):
+    path = saved(tmp_path / "net.pt", content)
+    found = pal.weights.find(path)
+    assert same(found.tensors, STATE)
+    assert found.source == (str(path) if entry is None else f"{path}, entry {entry!r}")
+
+
+def test_a_key_chooses_among_several_sets_of_weights(tmp_path):
+    other = {name: t + 1 for name, t in STATE.items()}
+    lightning = {f"net.{name}": t for name, t in STATE.items()} | {"criterion.weight": torch.ones(2)}
+    content = {"ema": {"state_dict": other, "decay": 0.9}, "net": STATE, "lightning": lightning}
+    path = saved(tmp_path / "net.pt", content)
+    for key, expected in {"ema.state_dict": other, "net": STATE, "lightning.net": STATE}.items():
+        assert same(pal.weights.load(path, key), expected)
+    for key in (None, "ema", "ema.decay", "ema.decay.x", "nowhere", ""):
+        with pytest.raises(WeightsError, match=r"net, lightning, ema\.state_dict"):
+            pal.weights.load(path, key)
+    flat = saved(tmp_path / "net.safetensors", {f"ema.{name}": t for name, t in STATE.items()} | other)
+    assert same(pal.weights.load(flat, "ema"), STATE)
+
+
+def test_a_prefix_is_dropped_where_the_names_then_fit():
+    model = network()
+    pal.weights.fit_into(model, {f"model.net.{name}": t + 1 for name, t in STATE.items()})
+    assert all(torch.equal(t, STATE[name] + 1) for name, t in model.state_dict().items())
+    with pytest.raises(WeightsError):
+        pal.weights.fit_into(model, {f"net.{name}": t for name, t in STATE.items()} | {"other": torch.ones(1)})
+
+
+def test_a_checkpoint_that_contains_itself_is_searched_once(tmp_path):
+    content = {"net": STATE, "epoch": 3}
+    content["again"] = content
+    assert same(pal.weights.load(saved(tmp_path / "net.pt", content)), STATE)
 
 
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
@@ -106,6 +151,11 @@ def test_weights_that_are_not_finite_are_named(value):
         pal.weights.fit_into(network(), weights)
 
 
+def test_layers_that_wait_for_their_shape_are_named():
+    with pytest.raises(InvalidInputError, match=r"0\.weight"):
+        pal.weights.fit_into(torch.nn.Sequential(torch.nn.LazyLinear(2)), {"0.weight": torch.ones(2, 3)})
+
+
 # --- what is refused -----------------------------------------------------------------------------------
 
 REFUSED = {
@@ -113,11 +163,12 @@ REFUSED = {
     "a number among tensors": ({"w": torch.ones(1), "step": 3}, "something other than a tensor under 'step'"),
     "a number as a name": ({3: torch.ones(1)}, "something other than a tensor under '3'"),
     "nothing": ({}, "holds no tensor"),
-    "a sparse tensor": ({"w": torch.eye(3).to_sparse()}, "might run code|sparse"),
-    "a complex tensor": ({"w": torch.ones(3, dtype=torch.complex64)}, "might run code|complex"),
-    "a tensor without content": ({"w": torch.ones(3, device="meta")}, "might run code|no real tensor"),
+    "a sparse tensor": ({"w": torch.eye(3).to_sparse()}, "only dense real tensors|sparse"),
+    "a complex tensor": ({"w": torch.ones(3, dtype=torch.complex64)}, "only dense real tensors|complex"),
+    "a tensor without content": ({"w": torch.ones(3, device="meta")}, "only dense real tensors|no real tensor"),
     "one number that claims to be many": ({"w": torch.zeros(1).expand(1 << 40)}, "no real tensor"),
-    "a whole network": (torch.nn.Linear(2, 2), r"holds torch\.nn\.modules\.linear\.Linear, which is no tensor"),
+    "a numpy number": ({"net": STATE, "best": np.float64(0.5)}, "numpy.*only dense real tensors and plain values"),
+    "a whole network": (torch.nn.Linear(2, 2), r"holds torch\.nn\.modules\.linear\.Linear, but only dense"),
 }
 
 

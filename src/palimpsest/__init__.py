@@ -1,5 +1,7 @@
 """Palimpsest: how much of the training set can be read back out of a network's weights?"""
 
+__version__ = "0.1.0"
+
 from palimpsest import (
     auditing,
     datasets,
@@ -28,7 +30,6 @@ from palimpsest.scoring import score
 from palimpsest.splitting import Splitting
 from palimpsest.training import train
 
-__version__ = "0.1.0"
 __all__ = [
     "KKT",
     "NTK",

@@ -3,7 +3,7 @@
 `torch.load(weights_only=True)` runs nobody's code, but a hostile file can still make it allocate without bound (members
 that unpack to more than they are, constructors with huge arguments) or compute for ever (tuples that hold themselves
 twice, a hundred levels deep, as a key). So the archive must have the plain shape that `torch.save` gives it, and its
-pickle must be the plain program that a state dict needs: a handful of names, and no tuple of any size.
+pickle must be the plain program that a checkpoint needs: a handful of harmless names, and no tuple of any size.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ import struct
 import zipfile
 from pathlib import Path
 
+import torch
+
 from palimpsest.errors import WeightsError
 
 LARGEST_PICKLE = 1 << 25  # bytes: names and shapes only; tensors lie beside it
@@ -20,16 +22,19 @@ MOST_OPERATIONS = 400_000  # about ten thousand tensors
 LARGEST_TUPLE = 10_000  # counted with everything inside it, as often as it occurs: what hashing it would cost
 END = struct.Struct("<4s4H2LH")  # the zip directory's end; the last field is the length of a comment
 NAMES = {
+    "argparse Namespace",
     "collections OrderedDict",
+    "torch device",
     "torch._utils _rebuild_parameter",
     "torch._utils _rebuild_tensor_v2",
     "torch Size",
+    *(f"torch {name}" for name, value in vars(torch).items() if isinstance(value, torch.dtype)),
     *(f"torch {kind}Storage" for kind in "BFloat16 Bool Byte Char Double Float Half Int Long Short".split()),
 }
 OPERATIONS = set(
     "PROTO FRAME STOP MARK POP POP_MARK PUT BINPUT LONG_BINPUT MEMOIZE GET BINGET LONG_BINGET GLOBAL REDUCE BUILD"
     " BINPERSID NONE NEWTRUE NEWFALSE BININT BININT1 BININT2 LONG1 BINFLOAT BINUNICODE SHORT_BINUNICODE BINUNICODE8"
-    " EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS APPEND APPENDS".split()
+    " NEWOBJ EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM SETITEMS APPEND APPENDS".split()
 )
 
 
@@ -77,7 +82,7 @@ def _check_program(path: Path, program: bytes) -> None:
         name = operation.name
         if name not in OPERATIONS or (name == "GLOBAL" and argument not in NAMES):
             what = str(argument).replace(" ", ".")[:80] if name == "GLOBAL" else "Python objects"
-            raise WeightsError(f"{path} holds {what}, which is no tensor and might run code when loaded;"
+            raise WeightsError(f"{path} holds {what}, but only dense real tensors and plain values are read;"
                                " save model.state_dict() alone, best as .safetensors")  # fmt: skip
         if count > MOST_OPERATIONS:
             raise WeightsError(f"{path} describes its tensors in too many words; save the weights as .safetensors")

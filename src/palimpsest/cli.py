@@ -33,7 +33,8 @@ INTERRUPTED = "interrupted; the state is saved: give the same command again to g
 Device = Literal["auto", "cpu", "cuda"]
 DESCRIPTION = """How much of the training set can be read back out of a network's weights?
 
-Palimpsest is a privacy audit tool. Run it on models and data you are entitled to. Start with `palimpsest demo`."""
+Palimpsest is a privacy audit tool. Run it on models and data you are entitled to. Start with `palimpsest demo`.
+`palimpsest --version` prints the version."""
 
 
 @dataclass
@@ -249,6 +250,10 @@ class Audit:
     """Channels, height and width of the images: 3,32,32."""
     initial: Path | None = None
     """The weights before training, if known; far more can be read with them."""
+    key: str | None = None
+    """Which entry of --weights holds the weights, such as ema.state_dict; needed where there are several."""
+    initial_key: str | None = None
+    """The same for --initial."""
     data: str | None = None
     """The training images, if at hand: a folder with a sub-folder per class, or an .npz file. Only scores see them."""
     held_out: str | None = None
@@ -276,6 +281,8 @@ class Audit:
                 image_shape=shape,
                 out=self.out,
                 initial=self.initial,
+                key=self.key,
+                initial_key=self.initial_key,
                 truth=known,
                 device=_device(self.device),
                 **vars(self.options),

@@ -11,7 +11,9 @@ With weight decay the same holds for W_1 − c·W_1(0), c being the total shrink
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,6 +24,7 @@ from palimpsest.networks import PolynomialNetwork
 from palimpsest.parametrisation import Subspace
 
 GAP = 3.0  # adjacent singular values of noise differ by a few per cent
+DENSE = nn.Linear | PolynomialNetwork
 DRIFT = 300.0  # rounding errors add up over a training; this many of them still count as rounding
 
 
@@ -43,7 +46,7 @@ class Span:
     """One sentence on what was found."""
 
 
-def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
+def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequence[int] | None = None) -> Span:
     """Read the number of training images, and the space they span, off the first layer's change.
 
     The reading stands on a gap: n directions in which the layer moved and, after them, no more than what rounding
@@ -52,11 +55,16 @@ def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
     Args:
         model: the trained network; its first layer must be dense and see the whole image.
         initial: its weights before training, a state dict.
+        image_shape: of one image. Give it for a network that takes images of several sizes, or no flat ones.
 
     Images that were centred by their own mean are linearly dependent: without a bias in the first layer they count
     one less. Weight decay is taken to act on weights and biases alike.
     """
-    final, start, has_bias, rounding = _first_layer(model, initial)
+    names = first_dense_layer(model, image_shape)
+    if names is None:
+        raise InvalidInputError("no dense layer of the network sees whole images, so that its change would span them;"
+                                " if one does, give image_shape")  # fmt: skip
+    final, start, has_bias, rounding = _matrices(model, initial, names)
     if has_bias and torch.equal(final[:, -1], start[:, -1]):  # a frozen bias says nothing
         final, start, has_bias = final[:, :-1], start[:, :-1], False
     reading = _read(final, start, 1.0, has_bias, rounding)
@@ -66,14 +74,63 @@ def span(model: nn.Module, initial: Mapping[str, Tensor]) -> Span:
     return reading
 
 
-def _first_layer(model: nn.Module, initial: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, bool, float]:
+def first_dense_layer(model: nn.Module, image_shape: Sequence[int] | None = None) -> list[str] | None:
+    """The names of the weights and of the bias, if any, of the dense layer that sees the images themselves.
+
+    Its inputs must be whole images and depend on no parameter. It must be called once, and share its weights with no
+    other layer, because their change would else have other sources than the images. None if there is no such layer.
+    """
+    shapes = _possible_shapes(model) if image_shape is None else [tuple(image_shape)]
+    calls = next(filter(None, (_dense_calls(model, shape) for shape in shapes)), [])
+    first = next((name for name, sees_images in calls if sees_images), None)
+    if first is None or [name for name, _ in calls].count(first) > 1:
+        return None
+    layer = model.get_submodule(first)
+    own = {n: layer._parameters[n] for n in _names(layer) if layer._parameters.get(n) is not None}
+    if any(p is q for p in own.values() for m in model.modules() if m is not layer for q in m._parameters.values()):
+        return None
+    return [f"{first}.{n}" if first else n for n in own]
+
+
+def _names(layer: nn.Module) -> tuple[str, str]:
+    """What a dense layer calls its weights and its bias."""
+    return ("W", "b") if isinstance(layer, PolynomialNetwork) else ("weight", "bias")
+
+
+def _possible_shapes(model: nn.Module) -> list[tuple[int, ...]]:
+    """What the network says, else flat images of each length that one of its dense layers takes."""
+    if (own := getattr(model, "image_shape", None)) is not None:
+        return [tuple(own)]
+    layers = (layer for layer in model.modules() if isinstance(layer, DENSE))
+    return [(length,) for length in dict.fromkeys(getattr(layer, _names(layer)[0]).shape[1] for layer in layers)]
+
+
+def _dense_calls(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, bool]]:
+    """Each call of a dense layer for images of this shape, and whether it sees them; none if the network fails."""
+    calls: list[tuple[str, bool]] = []
+
+    def watch(name: str, layer: nn.Module, inputs: Tensor) -> None:
+        W = layer._parameters.get(_names(layer)[0])
+        whole = len(inputs) == 2 and inputs[0].numel() == math.prod(shape) and not inputs.requires_grad
+        calls.append((name, W is not None and whole and W.shape[1] == inputs[0].numel()))
+
+    try:
+        model = copy.deepcopy(model).requires_grad_()  # so that what depends on any parameter requires a gradient
+        for name, layer in model.named_modules():
+            if isinstance(layer, DENSE):
+                layer.register_forward_pre_hook(lambda m, args, name=name: watch(name, m, args[0]))
+        images = 0.2 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+        with torch.enable_grad():
+            model(images.to(next(model.parameters())))
+    except Exception:  # it is the user's code: it may raise anything on images of another shape
+        return []
+    return calls
+
+
+def _matrices(
+    model: nn.Module, initial: Mapping[str, Tensor], names: Sequence[str]
+) -> tuple[Tensor, Tensor, bool, float]:
     """(W_1, b_1) after and before training as float64 matrices, and the size of one rounding error of theirs."""
-    name, layer = next(((n, m) for n, m in model.named_modules() if m._parameters), ("", model))
-    dense = {nn.Linear: ("weight", "bias"), PolynomialNetwork: ("W", "b")}
-    own = next((names for kind, names in dense.items() if isinstance(layer, kind)), None)
-    if own is None:
-        raise InvalidInputError(f"the first layer, {name or 'the network'!r}, is not dense; its change spans no images")
-    names = [f"{name}.{n}" if name else n for n in own if layer._parameters[n] is not None]
     matrices = []
     for source in (dict(model.named_parameters()), initial):
         if missing := [n for n in names if n not in source]:

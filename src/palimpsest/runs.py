@@ -29,7 +29,7 @@ from typing import Any
 
 from torch import Tensor
 
-from palimpsest import journal
+from palimpsest import __version__, journal
 from palimpsest.callbacks import Callback
 from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_number, require
 from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError
@@ -272,5 +272,6 @@ class Snapshots(Callback):
 
 def versions() -> dict[str, str]:
     """What a run was made with."""
-    names = ("palimpsest", "torch", "numpy", "scipy", "scikit-image")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+    names = ("torch", "numpy", "scipy", "scikit-image")
+    ours = {"python": platform.python_version(), "palimpsest": __version__}  # which need not be installed
+    return ours | {name: metadata.version(name) for name in names}

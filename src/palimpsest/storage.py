@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -59,8 +60,12 @@ def _beside(path: Path, data: bytes) -> Path:
 def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
     """Tensors and a JSON description as one safetensors file, under the number of our format."""
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    owners = Counter(t.untyped_storage().data_ptr() for t in contiguous.values())
+    apart = {  # safetensors refuses tensors that share memory, as layers with tied weights do
+        name: t.clone() if owners[t.untyped_storage().data_ptr()] > 1 else t for name, t in contiguous.items()
+    }
     text = json.dumps({"format": FORMAT, **description})
-    return safetensors.torch.save(contiguous, metadata={"palimpsest": text})
+    return safetensors.torch.save(apart, metadata={"palimpsest": text})
 
 
 def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 Candidates that start from different noise and end alike were led there by the weights. Alike is measured by the
 normalised cross-correlation, which does not see brightness and contrast; candidates that are alike, within one restart
-or over several, are merged into one.
+or over several, are merged into one. Poor copies of a candidate are marked; the ranking does not show them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor
 from palimpsest.scoring.metrics import pairwise_ncc
 
 ALIKE = 0.8  # correlation from which two candidates are one
+SIMILAR = 0.7  # correlation from which one may be a poor copy of the other; so may be two different faces
 NEGLIGIBLE = 1e-4  # share of ‖T‖² below which a candidate is what the prior leaves, not what the weights say
 
 
@@ -41,6 +42,8 @@ class Agreed:
     """Median of the best correlation of a distinct candidate with another: how alike different images look here."""
     explained: float
     """Share of ‖T‖² that the restarts explain."""
+    originals: Tensor
+    """(n,) of which other candidate each is a poor copy, or −1."""
 
     def __len__(self) -> int:
         return len(self.images)
@@ -61,14 +64,15 @@ def agree(runs: Sequence[Run]) -> Agreed:
     images, numbers = images[alive], numbers[alive]
     explained = 1 - float(torch.tensor([run.loss for run in runs]).median())
     if len(images) == 0:
-        return Agreed(images, torch.zeros(0), torch.zeros(0), 0.0, explained)
+        return Agreed(images, torch.zeros(0), torch.zeros(0), 0.0, explained, torch.zeros(0, dtype=torch.long))
     ncc = pairwise_ncc(images, images)
     best = torch.stack([_best(ncc, numbers == i) for i in range(len(runs))], dim=1)  # (candidates, restarts)
     others = numbers[:, None] != torch.arange(len(runs))
     agreement = (best * others).sum(1) / max(1, len(runs) - 1)
     leaders = _merged(ncc, agreement)
     copies = (ncc[leaders] > ALIKE).float().sum(1) / len(runs)
-    return Agreed(images[leaders], agreement[leaders].float(), copies, _crowding(ncc[leaders][:, leaders]), explained)
+    crowding, originals = _crowding(ncc[leaders][:, leaders]), _originals(ncc, numbers, leaders)
+    return Agreed(images[leaders], agreement[leaders].float(), copies, crowding, explained, originals)
 
 
 def _best(ncc: Tensor, columns: Tensor) -> Tensor:
@@ -91,3 +95,23 @@ def _merged(ncc: Tensor, agreement: Tensor) -> list[int]:
             free &= ncc[i] <= ALIKE
             free[i] = False
     return leaders
+
+
+def _originals(ncc: Tensor, numbers: Tensor, leaders: list[int]) -> Tensor:
+    """Which other leader's copies, known to several restarts, are the best matches of each in all other restarts.
+
+    What speaks for such a candidate then speaks for that leader. Similarity alone cannot tell a poor copy from a
+    different picture of the same kind; but a different picture that several restarts found has matches of its own.
+    """
+    group = (ncc[:, leaders] > ALIKE).float().argmax(1)
+    group[leaders] = torch.arange(len(leaders))
+    restarts = {int(number): (numbers == number).nonzero().flatten() for number in numbers.unique()}
+    originals = torch.full((len(leaders),), -1)
+    for i, leader in enumerate(leaders):
+        elsewhere = [members for number, members in restarts.items() if number != int(numbers[leader])]
+        matches = {int(group[members[ncc[leader, members].argmax()]]) for members in elsewhere}
+        if len(matches) == 1 and i not in matches:
+            (other,) = matches
+            if len(numbers[group == other].unique()) > 1 and ncc[leader, leaders[other]] > SIMILAR:
+                originals[i] = other
+    return originals

@@ -132,6 +132,8 @@ def audit(
     out: Path | str,
     initial: Path | str | Mapping[str, Tensor] | None = None,
     truth: Truth | None = None,
+    key: str | None = None,
+    initial_key: str | None = None,
     device: torch.device | str = "cpu",
     **options: Any,
 ) -> Audit:
@@ -139,19 +141,21 @@ def audit(
 
     Args:
         network: a function that makes the network, or where to find one: ``"package.module:factory"`` or
-            ``"path/to/file.py:factory"``. It is called without arguments, several times.
+            ``"path/to/file.py:factory"``. It is called without arguments, several times; ``lambda: model`` will do.
         weights: the trained weights, a state dict or a file of one.
         image_shape: channels, height and width of what the network sees.
         out: the run folder. If it holds this audit unfinished, the audit goes on where it stopped.
         initial: the weights before training, if known; far more can be read with them.
         truth: the training images, if at hand; only scores and the floor look at them.
+        key, initial_key: which entries of the two files hold the weights, for example ``"ema.state_dict"``; an entry
+            that is the only one, or has a usual name, is found without.
         device: where to compute.
         **options: see :class:`Options`.
     """
     began = time.monotonic()
     chosen = Options(**options)
     _ = chosen.wishes  # what cannot be is refused before the folder is taken
-    examined = subject(network, weights, initial=initial, image_shape=image_shape)
+    examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
     check_method(examined, chosen.method)
     with RunFolder(out).locked(create=True) as folder:
         _claim(folder, examined, chosen, truth)

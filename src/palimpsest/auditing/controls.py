@@ -84,7 +84,9 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
         model = subject.fresh()
-    statistics = {name: value for name, value in subject.model.state_dict().items() if name not in parameters_of(model)}
+    every_name = model.named_parameters(remove_duplicate=False)  # a tied parameter has several, and is no statistic
+    learnt = {name for name, parameter in every_name if parameter.requires_grad}
+    statistics = {name: value for name, value in subject.model.state_dict().items() if name not in learnt}
     start = {} if plan.method != "ntk" else dict(subject.initial or {})
     model.load_state_dict(model.state_dict() | start | statistics)
     model = model.to(device)

@@ -8,17 +8,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
-from palimpsest.first_layer import Span, span
+from palimpsest.first_layer import Span, first_dense_layer, span
+from palimpsest.journal import note
 from palimpsest.objectives.base import parameters_of
 from palimpsest.objectives.weighting import bulk_variance
 
 Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
 SIGMAS = 6.0  # a correlation this many standard errors from zero is no accident
-LAZY = 0.1  # ‖θ − θ_0‖/‖θ_0‖ below which the tangent describes all of training
 ROOM = 1.1  # by which noise may exceed its edge
 NEVER_MOVED = "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
 SIZEABLE = 0.01  # of the largest singular value: what a reconstruction can make use of
@@ -78,6 +78,8 @@ def check_method(subject: Subject, method: Method | None) -> None:
 
 def preflight(subject: Subject, *, method: Method | None = None, weight_decay: bool = False) -> Preflight:
     """Examine a network. Nothing is optimised here: seconds at most."""
+    for remark in subject.remarks:
+        note(remark)
     θ = parameters_of(subject.model)
     if not θ:
         raise InvalidInputError("the network has no trainable parameter; set requires_grad on what was trained")
@@ -85,8 +87,11 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
     correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
     moved = None if θ_0 is None else _norm(_difference(θ, θ_0)) / max(_norm(θ_0), 1e-300)
     start = θ_0 if related and moved else None
-    found = None if start is None else _span(subject)
-    first = _first_layer(subject.model)
+    names = first_dense_layer(subject.model, subject.image_shape)
+    first = names[0] if names and names[0] in θ else None
+    found = None
+    if first is not None and start is not None and subject.initial is not None:
+        found = span(subject.model, subject.initial, image_shape=subject.image_shape)
     chosen, why = _method(subject.outputs, start is not None, _unknown(related, moved), weight_decay)
     return Preflight(
         parameters=sum(t.numel() for t in θ.values()),
@@ -162,26 +167,13 @@ def _still(target: Mapping[str, Tensor]) -> int:
 # --- the first layer -----------------------------------------------------------------------------
 
 
-def _first_layer(model: nn.Module) -> str | None:
-    """Name of the first layer's weights, if that layer is dense and so sees whole images."""
-    name, layer = next(((n, m) for n, m in model.named_modules() if m._parameters), ("", None))
-    if not isinstance(layer, nn.Linear) or not layer.weight.requires_grad:
-        return None
-    return f"{name}.weight" if name else "weight"
-
-
-def _span(subject: Subject) -> Span | None:
-    if subject.initial is None or _first_layer(subject.model) is None:
-        return None
-    return span(subject.model, subject.initial)
-
-
 def _span_reason(first: str | None, unknown: str, found: Span | None) -> str:
-    if found is not None:
+    if found is not None and found.samples is not None:
         return found.reason
+    reason = unknown if found is None else found.reason
     if first is None:
-        return "the first layer is not dense: it sees patches, whose number says nothing of that of the images"
-    return unknown
+        reason = "no dense layer of its own weights sees whole images, so its change does not count them"
+    return f"{reason}; give --samples if you know the number of images"
 
 
 def _bound(T: Tensor, *, noisy: bool) -> int:

@@ -63,9 +63,12 @@ class Ranking:
 
 
 def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ranking:
-    """Order candidates by their probability."""
+    """Order candidates by their probability, without those that are poor copies of likelier ones."""
     p = probability(agreed, calibration() if coefficients is None else coefficients)
     order = p.argsort(descending=True, stable=True)
+    place = order.argsort()
+    copy = (agreed.originals >= 0) & (place[agreed.originals] < place)
+    order = order[~copy[order]]
     return Ranking(agreed.images[order], p[order], agreed.agreement[order], agreed.explained)
 
 

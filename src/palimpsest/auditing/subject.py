@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest import smoothing, weights
-from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
 
 Factory = Callable[[], nn.Module]
 PROBE_SHARPNESS = 10.0  # any will do: a network that can be smoothed at one sharpness can be at all
@@ -30,6 +34,8 @@ class Subject:
     outputs: int
     fresh: Factory
     """Another network of the same kind, newly initialised: the material of controls."""
+    remarks: tuple[str, ...] = ()
+    """What a user should know about how the network and its weights were read."""
 
 
 def subject(
@@ -38,16 +44,21 @@ def subject(
     *,
     initial: Path | str | Mapping[str, Tensor] | None = None,
     image_shape: Sequence[int],
+    key: str | None = None,
+    initial_key: str | None = None,
 ) -> Subject:
     """The network with its weights, refused by the layer's name if no method can differentiate it."""
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise InvalidInputError(f"the shape is {tuple(image_shape)}; give channels, height and width, such as 1,28,28")
-    fresh = guarded(factory(network) if isinstance(network, str) else network)
-    model = fresh()
-    weights.fit_into(model, _weights(trained))
-    start = None if initial is None else _fitted(fresh(), _weights(initial))
     shape = tuple(image_shape)
-    return Subject(model, start, shape, _outputs(model, shape), fresh)
+    fresh = guarded(factory(network) if isinstance(network, str) else network, shape)
+    model, start = fresh(), None
+    remarks = _load(model, trained, key, "the trained weights")
+    if initial is not None:
+        beginner = fresh()
+        remarks += _load(beginner, initial, initial_key, "the initial weights")
+        start = {name: value.detach().clone() for name, value in beginner.state_dict().items()}
+    return Subject(model, start, shape, _outputs(model, shape), fresh, tuple(remarks))
 
 
 def factory(specification: str) -> Factory:
@@ -55,8 +66,10 @@ def factory(specification: str) -> Factory:
     place, _, name = specification.rpartition(":")
     if not place or not name.isidentifier():
         raise InvalidInputError(f"{specification!r} names no factory; write package.module:factory or file.py:factory")
+    folder = Path(place).parent if place.endswith(".py") else Path.cwd()
     try:
-        module = _import_file(Path(place)) if place.endswith(".py") else _import_module(place)
+        with _first_on_path(folder):
+            module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except PalimpsestError:
         raise
     except (Exception, SystemExit) as error:  # it is the user's code: it may raise anything
@@ -64,42 +77,109 @@ def factory(specification: str) -> Factory:
     made = getattr(module, name, None)
     if not callable(made):
         raise InvalidInputError(f"{place} has no function {name}; name one that returns the network")
-    return made
+
+    def make() -> nn.Module:
+        with _first_on_path(folder):
+            return made()
+
+    return make
 
 
-def guarded(make: Factory) -> Factory:
-    """The factory, its failures told in one sentence and its networks in evaluation mode and single precision."""
+def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
+    """The factory, its failures told in one sentence.
+
+    Its networks are copies, on the processor, in evaluation mode and single precision, and return tensors. A factory
+    may return one network again and again: from the second time on, its layers are initialised again.
+    """
+    made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
     def fresh() -> nn.Module:
         try:
-            model = make()
+            original = make()
+            model = copy.deepcopy(original)
         except (Exception, SystemExit) as error:
             raise InvalidInputError(
                 f"the factory failed with {_told(error)}; it must work when called without arguments"
             ) from error
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")
-        return model.eval().float()
+        if original in made:
+            model.apply(_initialise)
+        made.add(original)
+        model.cpu().eval().float()
+        outputs = _tried(model, image_shape)
+        if _logits(outputs) is not None:
+            model.register_forward_hook(lambda module, images, outputs: _logits(outputs))
+        elif not isinstance(outputs, Tensor):
+            raise UnsupportedNetworkError(
+                "", f"returns a {type(outputs).__name__}; wrap it in a module whose forward returns one tensor"
+            )
+        return model
 
     return fresh
+
+
+def _initialise(module: nn.Module) -> None:
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+
+
+def _tried(model: nn.Module, image_shape: tuple[int, ...]) -> Any:
+    """The network's outputs for two images; layers that wait for their first input take their shapes from it."""
+    with _failures_told(image_shape), torch.no_grad():
+        return model(_probe(image_shape))
+
+
+@contextmanager
+def _failures_told(image_shape: tuple[int, ...]) -> Iterator[None]:
+    try:
+        yield
+    except PalimpsestError:
+        raise
+    except (Exception, SystemExit) as error:  # it is the user's code: it may raise anything
+        shown = ",".join(map(str, image_shape))
+        raise InvalidInputError(f"the network does not take images of shape {shown}: {_told(error)}") from error
+
+
+def _probe(image_shape: tuple[int, ...]) -> Tensor:
+    return 0.2 * torch.randn(2, *image_shape, generator=torch.Generator().manual_seed(0))
+
+
+def _logits(outputs: Any) -> Tensor | None:
+    """The logits among several named outputs, as models of Hugging Face return them."""
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else None
 
 
 def _import_file(path: Path):
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; check the path of the network")
-    specification = importlib.util.spec_from_file_location(path.stem, path)
+    name = f"{__name__} {path.resolve()}"  # no other module's: the file may be called random.py
+    specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
     module = importlib.util.module_from_spec(specification)
-    sys.path.insert(0, str(path.parent.resolve()))  # the file may import its neighbours
-    sys.modules[path.stem] = module
-    specification.loader.exec_module(module)
+    sys.modules[name] = module
+    try:
+        specification.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
     return module
 
 
-def _import_module(name: str):
-    sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
+@contextmanager
+def _first_on_path(folder: Path) -> Iterator[None]:
+    """The network's code may import its neighbours: first of all here, and after everything else later."""
+    place = str(folder.resolve())
+    if place not in sys.path:
+        sys.path.append(place)
+    sys.path.insert(0, place)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):  # the network's code may have removed it
+            sys.path.remove(place)
 
 
 def _told(error: BaseException) -> str:
@@ -107,25 +187,16 @@ def _told(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _weights(source: Path | str | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    return source if isinstance(source, Mapping) else weights.load(source)
-
-
-def _fitted(model: nn.Module, start: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The initial weights as the network holds them, after checking that they are weights of this network."""
-    weights.fit_into(model, start)
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> list[str]:
+    """Put weights into the network; what there is to say about them."""
+    found = weights.find(source, key)
+    weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
+    read = f"{what} are those of {found.source}"
+    return [f"{read}, converted from half to single precision" if found.half else read]
 
 
 def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
     """How many outputs the network has; raises the named reason if it cannot be read."""
-    probe = 0.2 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
-    try:
-        smoothing.check(model, probe, PROBE_SHARPNESS)
-        with torch.no_grad():
-            return math.prod(model(probe).shape[1:])
-    except PalimpsestError:
-        raise
-    except Exception as error:
-        shown = ",".join(map(str, shape))
-        raise InvalidInputError(f"the network does not take images of shape {shown}: {_told(error)}") from error
+    with _failures_told(shape):
+        smoothing.check(model, _probe(shape), PROBE_SHARPNESS)
+    return math.prod(_tried(model, shape).shape[1:])
