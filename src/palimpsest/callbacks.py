@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,10 @@ class TensorBoard(Callback):
             raise InvalidInputError(
                 "TensorBoard is not installed; run pip install tensorboard, or do without it"
             ) from error
-        self.writer = SummaryWriter(str(folder))
+        self._open = partial(SummaryWriter, str(folder))
+
+    def on_start(self, state: State) -> None:
+        self.writer = self._open()  # not before: a run that was finished earlier writes nothing
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         for name in ("loss", "objective", "gradient", "rate", "sharpness", "candidates", "eta"):

@@ -135,6 +135,7 @@ class Audit:
         return lines if self.finished else [*lines, OUT_OF_TIME]
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay what they are
 def audit(
     network: str | Factory,
     weights: Path | str | Mapping[str, Tensor],
