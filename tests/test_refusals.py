@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import jobs
+from palimpsest import jobs, smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
 
 MODEL = pal.networks.MLP(4, (5,))
@@ -313,3 +313,10 @@ def test_the_callers_random_numbers_stay_what_they_are():
     data = pal.datasets.load("digits", per_class=2)
     jobs.Training(data="digits", hidden=(5,)).network(data)
     assert torch.equal(torch.random.get_rng_state(), changed)
+
+
+def test_a_network_that_is_refused_keeps_no_hooks():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4, track_running_stats=False))
+    with pytest.raises(UnsupportedNetworkError):
+        smoothing.check(model, X, 10.0)
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())

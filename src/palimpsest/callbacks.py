@@ -24,7 +24,7 @@ class Callback:
         """The history has a new entry about this state: a recorded step, or a split or a count that begins from it."""
 
     def on_stop(self, state: State) -> None:
-        """The run was interrupted or diverged; this is the last good state."""
+        """The run was interrupted, failed or diverged; this is the last good state. Only for callbacks that started."""
 
     def on_end(self, state: State) -> None:
         """The run is complete."""

@@ -121,7 +121,9 @@ class Smoothed(TorchFunctionMode):
 
 
 def _fails(why: str) -> PalimpsestError:
-    return UnsupportedNetworkError("", f"fails on some images with {why}; make it work on any number of any images")
+    return UnsupportedNetworkError(
+        "", f"fails on some images with {why}; make it work on every image, one or many at a time"
+    )
 
 
 @contextmanager
@@ -146,27 +148,19 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
     smooth functions and has exact derivatives almost everywhere.
     """
     mode = Smoothed(sharpness) if sharpness is not None else nullcontext()
-    shape = "×".join(map(str, x.shape[1:]))
+    shape = ",".join(map(str, x.shape[1:]))
 
     def refused(why: str) -> PalimpsestError:
         return InvalidInputError(f"the network does not take images of shape {shape}: {why}")
 
     layers: list[str] = getattr(mode, "layers", [])
     hooks = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedNetworkError(
-                name, "is compiled TorchScript, which hides its activations; pass the Python module"
-            )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise UnsupportedNetworkError(
-                name,
-                "normalises by batch statistics, which mixes candidates; train it with running statistics",
-            )
-        hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
-        hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
     probe = torch.stack([x[0], x[-1] + 0.1, x[0] - 0.1])
     try:
+        for name, module in model.named_modules():
+            _refuse_by_kind(name, module)
+            hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
+            hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
         with failures_named(refused), torch.no_grad(), mode:
             together, again, alone = model(probe), model(probe), model(probe[:1])
     finally:
@@ -182,3 +176,14 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
         raise UnsupportedNetworkError("", "gives different outputs for the same input; switch off its randomness")
     if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3 * float(together.abs().max())):
         raise UnsupportedNetworkError("", "mixes the images of a batch; give it layers that see one image at a time")
+
+
+def _refuse_by_kind(name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedNetworkError(
+            name, "is compiled TorchScript, which hides its activations; pass the Python module"
+        )
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+        raise UnsupportedNetworkError(
+            name, "normalises by batch statistics, which mixes candidates; train it with running statistics"
+        )
