@@ -125,7 +125,7 @@ def _refuse_unknown(settings: Mapping[str, Any]) -> None:
     known = [setting.name for setting in fields(Settings)]
     for name in settings.keys() - known:
         near = difflib.get_close_matches(name, [*known, *inspect.signature(reconstruct).parameters], n=1)
-        hint = f", but {near[0]!r}" if near else ""
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
         raise InvalidInputError(f"there is no setting {name!r}{hint}; choose among {', '.join(known)}")
 
 
