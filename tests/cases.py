@@ -32,6 +32,20 @@ class SmallCNN(nn.Module):
         return self.head(h.flatten(1))
 
 
+class Ensemble(nn.Module):
+    """Perceptrons side by side: a sum of outputs where there is one, else each member's own."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        shares = (1, 1) if outputs == 1 else (1, outputs - 1)
+        self.members = nn.ModuleList(pal.networks.MLP(5, (4,), share) for share in shares)
+        self.adds = outputs == 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        each = [member(x) for member in self.members]
+        return sum(each) if self.adds else torch.cat(each, 1)
+
+
 @dataclass(frozen=True)
 class Network:
     name: str
@@ -45,6 +59,7 @@ NETWORKS = [
     Network("mlp-2-all", lambda o: pal.networks.MLP((1, 2, 3), (7, 5), o, bias="all"), (1, 2, 3)),
     Network("mlp-3-none", lambda o: pal.networks.MLP(5, (6, 5, 4), o, bias="none"), (5,)),
     Network("cnn", SmallCNN, (1, 6, 6)),
+    Network("ensemble", Ensemble, (5,)),
     Network("cubic", lambda o: pal.networks.PolynomialNetwork(5, 6, activation=3, bias=True), (5,), 1),
     Network("polynomial", lambda o: pal.networks.PolynomialNetwork(5, 6, activation=(0.2, 1, -0.5, 0.3)), (5,), 1),
 ]

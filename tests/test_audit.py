@@ -120,7 +120,7 @@ def test_images_that_the_network_was_not_trained_on_are_noticed(digits, tmp_path
 def test_untrained_networks_are_not_called_leaking(knows_start, tmp_path):
     torch.manual_seed(0)
     first, second = (outsider.convolutional().state_dict() for _ in range(2))
-    options = QUICK | {"steps": 60, "controls": False}
+    options, numbers = QUICK | {"steps": 60, "controls": False}, torch.random.get_rng_state()
     found = pal.audit(
         outsider.convolutional,
         first,
@@ -129,6 +129,7 @@ def test_untrained_networks_are_not_called_leaking(knows_start, tmp_path):
         out=tmp_path / "audit",
         **options,
     )
+    assert torch.equal(torch.random.get_rng_state(), numbers)  # the caller's random numbers stay what they are
     assert found.preflight.related is (False if knows_start else None)
     assert found.plan.method == "kkt"
     assert found.verdict.outcome is Outcome.UNDECIDED

@@ -255,6 +255,33 @@ def test_divergence_is_a_failure_not_wrong_use(trained, monkeypatch, capsys):
     assert "step 7" in capsys.readouterr().err
 
 
+MEMORY = [
+    MemoryError(),
+    torch.OutOfMemoryError("CUDA out of memory"),
+    RuntimeError("[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory"),
+    RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes"),
+]
+
+
+@pytest.mark.parametrize("error", MEMORY)
+def test_memory_that_runs_out_is_told_in_one_sentence(trained, monkeypatch, capsys, error):
+    def run_out(*_, **__):
+        raise error
+
+    monkeypatch.setattr(jobs, "report", run_out)
+    assert main(["report", str(trained)]) == 1
+    assert "memory" in capsys.readouterr().err
+
+
+def test_an_error_of_our_own_is_not_taken_for_a_lack_of_memory(trained, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(jobs, "report", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        main(["report", str(trained)])
+
+
 def test_unknown_words_are_wrong_use(capsys):
     with pytest.raises(SystemExit) as stop:
         main(["reconstruct", "--methode", "ntk"])

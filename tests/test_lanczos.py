@@ -66,3 +66,16 @@ def test_single_precision_in_many_dimensions_is_not_taken_for_a_breakdown():
 def test_one_dimension():
     found = smallest_eigenpairs(lambda v: -2 * v, torch.zeros(3, 1, dtype=torch.float64))
     assert torch.equal(found.values, torch.full((3,), -2.0, dtype=torch.float64))
+
+
+def test_a_sequence_that_keeps_few_directions_comes_to_the_same_end():
+    A = symmetric(3, 25)
+    product = lambda v: torch.einsum("kij,kj->ki", A, v)  # noqa: E731
+    exact = torch.linalg.eigvalsh(A)[:, 0]
+    short = smallest_eigenpairs(product, A[:, 0], iterations=8)
+    for basis in (2, 8):
+        found = smallest_eigenpairs(product, A[:, 0], iterations=400, basis=basis)
+        assert torch.allclose(found.values, exact, atol=1e-6)
+        assert (found.residuals < 1e-2).all()
+    assert (found.values <= short.values + 1e-12).all()
+    assert torch.equal(smallest_eigenpairs(product, A[:, 0], iterations=8, basis=8).values, short.values)

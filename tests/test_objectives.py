@@ -1,9 +1,20 @@
 """Every operator against its definition, over the shared table."""
 
+import sys
+import threading
+
+import pytest
 import torch
 
 import brute_force
-from cases import Case
+import palimpsest as pal
+from cases import NETWORKS, Case, make_case
+from palimpsest import smoothing
+from palimpsest.auditing.reading import candidates
+from palimpsest.errors import InvalidInputError
+from palimpsest.merging import contributions
+from palimpsest.objectives import dense
+from palimpsest.parametrisation import Everywhere
 
 
 def close(a, b, relative=1e-10) -> bool:
@@ -43,3 +54,94 @@ def test_a_solver_that_keeps_no_graph_gets_the_same_gradients(case):
         λ_grad_g, g = case.objective.slopes(*case.arguments)
     assert torch.allclose(-2 * λ_grad_g, dx, rtol=1e-10, atol=1e-12)
     assert torch.allclose(-2 * g, dλ, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_the_hessian_does_not_depend_on_chunks(case, chunk):
+    v = torch.randn_like(case.x)
+    whole = case.objective.hessian(*case.arguments)(v)
+    case.objective.chunk = chunk
+    assert close(case.objective.hessian(*case.arguments)(v), whole)
+
+
+@pytest.mark.parametrize("network", [NETWORKS[0], NETWORKS[3]], ids=lambda network: network.name)
+def test_moving_an_objective_and_changing_its_coordinates_may_come_in_either_order(network):
+    case = make_case(network, "ntk")
+    basis = torch.linalg.qr(torch.randn(case.x[0].numel(), 3, dtype=torch.float64))[0].T
+    space = pal.Subspace(torch.randn_like(case.x[0]), basis.reshape(3, *network.image_shape))
+    c = torch.randn(4, 3, dtype=torch.float64)
+    for dtype, relative in ((torch.float64, 1e-12), (torch.float32, 1e-5)):
+        point = (c.to(dtype), case.multipliers.to(dtype))
+        one, other = case.objective.within(space).to(dtype=dtype), case.objective.to(dtype=dtype).within(space)
+        assert one.loss(*point).dtype == dtype
+        assert close(one.loss(*point), other.loss(*point), relative)
+        assert all(close(a, b, relative) for a, b in zip(one.gradients(*point), other.gradients(*point), strict=True))
+    everywhere = case.objective.within(Everywhere(network.image_shape)).to("cpu", torch.float32)
+    assert everywhere.loss(case.x.float(), case.multipliers.float()).dtype == torch.float32
+
+
+@pytest.mark.parametrize("of_each", [contributions, candidates])
+@pytest.mark.parametrize("method", ["kkt", "multiclass", "ntk"])
+def test_what_each_candidate_contributes_is_measured_without_trying_the_network_each_time(method, of_each, monkeypatch):
+    case, count = make_case(NETWORKS[0], method, k=7), {"checks": 0, "copies": 0}
+
+    def counted(name, function):
+        def call(*arguments):
+            count[name] += 1
+            return function(*arguments)
+
+        return call
+
+    monkeypatch.setattr(smoothing, "check", counted("checks", smoothing.check))
+    monkeypatch.setattr(dense, "recognise", counted("copies", dense.recognise))  # in double precision
+    of_each(case.objective, *case.arguments)
+    assert count == {"checks": 1, "copies": 1}
+
+
+def test_contributions_equal_brute_force(case):
+    expected = []
+    for i, x_i in enumerate(case.x):
+        label = None if case.labels is None else case.labels[i]
+        features = brute_force.per_sample_gradients(case.objective, x_i, label)
+        slots = list(zip(case.multipliers[i].flatten(), features, strict=True))
+        w = case.objective.weights
+        expected.append(sum(w[p] * sum(λ * f[p] for λ, f in slots).square().sum() for p in w).sqrt())
+    assert close(contributions(case.objective, *case.arguments), torch.stack(expected))
+
+
+@pytest.mark.parametrize("wrong", [torch.tensor([1, 0, 1, 1]), torch.tensor([1, -1, 1])])
+def test_labels_are_checked_however_often_the_network_was(wrong):
+    case = make_case(NETWORKS[0], "kkt")
+    case.objective.loss(*case.arguments)
+    with pytest.raises(InvalidInputError):
+        case.objective.loss(case.x, case.multipliers, wrong)
+    with pytest.raises(InvalidInputError):
+        case.objective.loss(case.x, case.multipliers[:3], case.labels)
+
+
+@pytest.mark.parametrize("network", [NETWORKS[0], NETWORKS[3]], ids=lambda network: network.name)
+def test_threads_may_share_an_objective(network):
+    case, wrong = make_case(network, "kkt"), []
+    parts = [(case.x[:k], case.multipliers[:k], case.labels[:k]) for k in (1, 2, 3, 4)]
+    expected = [case.objective.gradients(*part)[0] for part in parts]
+
+    def work(part, alone):
+        try:
+            for _ in range(20):
+                case.objective._checked = None  # so that the network is tried each time
+                if not close(case.objective.gradients(*part)[0], alone):
+                    wrong.append(len(alone))
+        except Exception as error:
+            wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=work, args=job) for job in zip(parts, expected, strict=True)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert wrong == []

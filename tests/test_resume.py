@@ -7,13 +7,16 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import palimpsest as pal
-from palimpsest.errors import CheckpointError
+from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import State
@@ -150,6 +153,72 @@ def test_a_method_or_a_subspace_that_differs_in_one_number_is_another_problem():
     ]
     assert len({Solver(*problem, settings).fingerprint() for problem in problems}) == len(problems)
     assert Solver(*problems[0], settings).fingerprint() == Solver(*problems[0], settings).fingerprint()
+
+
+def test_numbers_that_read_alike_side_by_side_are_other_settings():
+    shape, objective = (1, 3, 3), pal.KKT(pal.networks.MLP((1, 3, 3), (6,)))
+    many = Solver(objective, Everywhere(shape), Settings(candidates=12, steps=1000))
+    one = Solver(objective, Everywhere(shape), Settings(candidates=1, steps=21000))
+    assert many.fingerprint() != one.fingerprint()
+    assert not many.init().continues(one.init())
+    assert many.init().continues(many.init())
+
+
+class Shade(pal.priors.Prior):
+    """A prior as a user writes it, without a thought for data classes."""
+
+    def __init__(self, weight, like=None):
+        self.weight, self.like = weight, like
+
+    def value(self, images, multipliers):
+        return self.weight * images.square().mean()
+
+
+class Plain(pal.optimisers.Optimiser):
+    def __init__(self, learning_rate):
+        self.learning_rate = learning_rate
+
+    def init(self, parameter):
+        return {"last": torch.zeros_like(parameter)}
+
+    def pace(self, step, factor):
+        return (factor * self.learning_rate,)
+
+    def update_(self, parameter, gradient, moments, pace):
+        parameter.sub_(pace[0] * moments["last"].copy_(gradient))
+
+    def rescaled(self, moments, scale):
+        return {"last": moments["last"] * scale}
+
+
+def test_a_run_with_a_users_own_prior_and_optimiser_is_resumed(tmp_path):
+    path = tmp_path / "state.safetensors"
+
+    def parts():
+        like = {"shape": (1, 3, 3), "of": [np.arange(2000.0), torch.ones(3).bfloat16(), {1, 2}], "net": nn.Linear(2, 2)}
+        torch.nn.init.ones_(like["net"].weight)
+        torch.nn.init.ones_(like["net"].bias)
+        return {"priors": Shade(0.5, like), "optimiser": Plain(0.01)}
+
+    with pytest.raises(KeyboardInterrupt):
+        problem(checkpoint=path, callbacks=[Interrupt(7)], **parts())
+    for other in ({"priors": Shade(0.6, parts()["priors"].like)}, {"optimiser": Plain(0.02)}):
+        with pytest.raises(CheckpointError):
+            problem(checkpoint=path, **parts() | other)
+    changed = parts()
+    changed["priors"].like["of"][0][1000] = 0.5
+    with pytest.raises(CheckpointError):
+        problem(checkpoint=path, **changed)
+    assert torch.equal(problem(checkpoint=path, **parts()).images, problem(**parts()).images)
+
+
+@pytest.mark.parametrize("unknown", [lambda x: x, object(), torch.relu, partial(lambda x: x, 0), torch.Generator()])
+def test_what_cannot_be_recognised_again_is_refused_before_a_run_is_saved(unknown, tmp_path):
+    path = tmp_path / "state.safetensors"
+    with pytest.raises(InvalidInputError):
+        problem(checkpoint=path, priors=Shade(0.5, unknown))
+    assert not path.exists()
+    problem(priors=Shade(0.5, unknown))
 
 
 def test_damaged_foreign_and_missing_files_are_refused(tmp_path):

@@ -4,10 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import palimpsest as pal
 from palimpsest.certificate import Stationarity
 from palimpsest.errors import DivergenceError, InvalidInputError
+from palimpsest.lanczos import BASIS
 from palimpsest.optimisers import SGD, Adam
 from palimpsest.parametrisation import Everywhere
 from palimpsest.priors import TotalVariation
@@ -266,6 +268,59 @@ def test_the_certificate_equals_dense_eigenvalues():
     assert found.hessian == pytest.approx(float(torch.linalg.eigvalsh(H)[0] / T2), rel=1e-6)
     S = pal.splitting.matrix(objective, x, λ)
     assert found.splitting == pytest.approx(float(torch.linalg.eigvalsh(S)[:, 0].min() / T2), rel=1e-6)
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor holds that any operation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for t in result if isinstance(result, tuple | list) else [result]:
+            if isinstance(t, torch.Tensor):
+                self.numbers = max(self.numbers, t.numel())
+        return result
+
+
+def test_the_certificate_of_a_run_in_chunks_takes_no_more_memory_than_the_run():
+    k, d, chunk = 12, 20, 2
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP(d, (7,)).double() for _ in range(2))
+    objective = pal.NTK(final, initial.state_dict()).by_autograd()
+    batches = []
+    objective._network.register_forward_pre_hook(lambda module, args: batches.append(len(args[0])))
+    rec = pal.reconstruct(
+        objective,
+        image_shape=d,
+        candidates=k,
+        steps=6,
+        splitting=pal.Splitting(rounds=1, direction="none"),
+        execution=pal.Execution(memory=chunk * 6 * 8 * 3 * d / 1e9),
+        progress=False,
+    )
+    in_run = max(batches)
+    assert in_run <= 4  # so many are looked at to find the size of a chunk
+    batches.clear()
+    with Largest() as certificate:
+        assert rec.certify(iterations=20).splitting < 1
+    assert max(batches) <= in_run
+    assert certificate.numbers <= max(3 * k, BASIS * chunk) * d
+
+
+@pytest.mark.parametrize("chunk", [1, 3])
+def test_the_certificate_does_not_depend_on_chunks(chunk):
+    objective, x, λ = exact_problem(1, n=4, d=3, width=20)
+    x = x + 0.3 * torch.randn_like(x)
+    whole = pal.certify(objective, x, λ)
+    objective.chunk = chunk
+    found = pal.certify(objective, x, λ, iterations=60)
+    assert found.gradient == pytest.approx(whole.gradient, rel=1e-10)
+    assert found.splitting == pytest.approx(whole.splitting, rel=1e-6)
+    assert found.found == pytest.approx(whole.found, rel=1e-4)
+    assert found.hessian <= whole.found + 1e-9
 
 
 def test_divergence_names_the_step_and_leaves_the_last_good_state_on_disk(tmp_path):

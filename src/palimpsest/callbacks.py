@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ class Callback:
         """The history has a new entry about this state: a recorded step, or a split or a count that begins from it."""
 
     def on_stop(self, state: State) -> None:
-        """The run was interrupted or diverged; this is the last good state."""
+        """The run was interrupted, failed or diverged; this is the last good state. Only for callbacks that started."""
 
     def on_end(self, state: State) -> None:
         """The run is complete."""
@@ -101,7 +102,10 @@ class TensorBoard(Callback):
             raise InvalidInputError(
                 "TensorBoard is not installed; run pip install tensorboard, or do without it"
             ) from error
-        self.writer = SummaryWriter(str(folder))
+        self._open = partial(SummaryWriter, str(folder))
+
+    def on_start(self, state: State) -> None:
+        self.writer = self._open()  # not before: a run that was finished earlier writes nothing
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         for name in ("loss", "objective", "gradient", "rate", "sharpness", "candidates", "eta"):

@@ -6,10 +6,12 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+import torch
 from torch import Tensor
 
-from palimpsest.lanczos import smallest_eigenpairs
+from palimpsest.lanczos import BASIS, smallest_eigenpairs
 from palimpsest.objectives import Objective
+from palimpsest.splitting import eigenpairs
 
 
 class Stationarity(StrEnum):
@@ -68,6 +70,7 @@ class Certificate:
         return f"{self.outcome} (ε = {self.epsilon:g})"
 
 
+@torch.inference_mode(False)
 def certify(
     objective: Objective,
     x: Tensor,
@@ -77,12 +80,16 @@ def certify(
     epsilon: float = 1e-3,
     iterations: int = 40,
 ) -> Certificate:
-    """Measure ‖∇_x L‖, min_i λ_min(S(x_i)) and λ_min(∇²_x L), all relative to ‖T‖²."""
+    """Measure ‖∇_x L‖, min_i λ_min(S(x_i)) and λ_min(∇²_x L), all relative to ‖T‖².
+
+    Candidates are taken in the objective's chunks, and no more directions are kept than a round of splitting keeps.
+    """
     T2 = float(objective.target_norm_squared)
     dx, _ = objective.gradients(x, multipliers, labels)
-    S = smallest_eigenpairs(objective.curvature(x, multipliers, labels), x, iterations=iterations)
+    S = eigenpairs(objective, x, multipliers, labels, iterations=iterations, basis=BASIS)
     hessian = objective.hessian(x, multipliers, labels)
-    H = smallest_eigenpairs(lambda v: hessian(v[0])[None], x[None], iterations=iterations)
+    of_all = max(2, BASIS * min(objective.chunk or len(x), len(x)) // len(x))  # each is as large as all candidates
+    H = smallest_eigenpairs(lambda v: hessian(v[0])[None], x[None], iterations=iterations, basis=of_all)
     v, h = H.vectors[0], 1e-2
 
     def curvature_along_v(at: Tensor) -> float:

@@ -25,6 +25,7 @@ from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestErro
 from palimpsest.execution import Execution, Mode
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.reproduce import Options, reproduce
+from palimpsest.resources import out_of_memory
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score, strongest
 from palimpsest.storage import write_atomically
@@ -94,20 +95,24 @@ class Reconstruct:
     def run(self) -> None:
         variants = ("without", "with") if self.splitting == "both" else (self.splitting,)
         with RunFolder(self.folder).locked() as folder:
-            callbacks: list[Callback] = [TensorBoard(self.folder / "tensorboard")] if self.tensorboard else []
             try:
-                jobs.reconstruct(
-                    folder,
-                    self.reading,
-                    device=_device(self.device),
-                    variants=variants,
-                    callbacks=callbacks,
-                    execution=Execution(mode=self.mode),
-                    again=self.again,
-                )
+                for variant in variants:
+                    jobs.reconstruct(
+                        folder,
+                        self.reading,
+                        device=_device(self.device),
+                        variants=(variant,),
+                        callbacks=self._callbacks(variant),
+                        execution=Execution(mode=self.mode),
+                        again=self.again,
+                    )
             except KeyboardInterrupt:
                 raise InterruptedRunError(INTERRUPTED) from None
         print(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them.")
+
+    def _callbacks(self, variant: str) -> list[Callback]:
+        """Each variant has its own sub-folder, because both count their steps from 0."""
+        return [TensorBoard(self.folder / "tensorboard" / variant)] if self.tensorboard else []
 
 
 @dataclass
@@ -344,7 +349,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         where = f" {error.filename}" if error.filename else ""
         return _complain(f"cannot use{where}: {error.strerror}; make room or choose another folder", status=2)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
         return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from palimpsest.lanczos import BASIS
 from palimpsest.resources import require_disk, require_memory
 
 NUMBER = 4  # bytes
 COPIES = 8  # of the weights while they are trained or read: network, start, target, tangents, gradients
 ACTIVATIONS = 8  # of each unit for each image or candidate: both passes, and their derivatives
 SNAPSHOTS = 30  # of the candidates, kept on their way
-BASIS = 20  # images for each candidate, while its curvature is looked at
 
 
 def parameters(widths: Sequence[int]) -> int:

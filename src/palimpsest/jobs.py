@@ -92,8 +92,9 @@ class Training:
 
     def network(self, data: DataSet) -> pal.networks.MLP:
         outputs = self.outputs(data)
-        torch.manual_seed(self.seed)
-        return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay what they are
+            torch.default_generator.manual_seed(self.seed)
+            return pal.networks.MLP(data.image_shape, hidden=self.hidden, outputs=outputs)
 
 
 WHITENING = 0.5

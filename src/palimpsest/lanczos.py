@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+BASIS = 20  # directions that a round of splitting keeps at a time, each as large as its candidates
 
 
 class Eigenpairs(NamedTuple):
@@ -19,7 +22,12 @@ class Eigenpairs(NamedTuple):
 
 
 def smallest_eigenpairs(
-    operator: Callable[[Tensor], Tensor], like: Tensor, *, iterations: int = 20, seed: int = 0
+    operator: Callable[[Tensor], Tensor],
+    like: Tensor,
+    *,
+    iterations: int = BASIS,
+    basis: int | None = None,
+    seed: int = 0,
 ) -> Eigenpairs:
     """Smallest eigenpairs of k symmetric operators, given one call that applies each to its own vector.
 
@@ -31,18 +39,31 @@ def smallest_eigenpairs(
         operator: maps (k, *shape) to (k, *shape), acting on each of the k vectors separately.
         like: a tensor of that shape, for the dtype and the device.
         iterations: length of the Krylov sequence, at most the dimension.
+        basis: the most directions to keep in memory, at least 2; by default all of them. A longer sequence starts again
+            from the best vector so far, so it needs more iterations for the same accuracy.
 
     >>> A = torch.diag(torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64))
     >>> smallest_eigenpairs(lambda v: v @ A, torch.zeros(1, 3, dtype=torch.float64)).values.round(decimals=9)
     tensor([-1.], dtype=torch.float64)
     """
     k, dimension = len(like), like[0].numel()
-    m = min(iterations, dimension)
+    basis = dimension if basis is None else min(basis, dimension)
+    m = min(iterations, basis)
     generator = torch.Generator().manual_seed(seed)
     fresh = torch.randn(m + 1, dimension, generator=generator, dtype=torch.float64).to(like)  # directions to start from
-    V = like.new_zeros(k, m, dimension)
-    α, β = like.new_zeros(k, m), like.new_zeros(k, m)
-    v, scale = _unit(fresh[0].expand(k, dimension)), like.new_zeros(k)
+    vectors, V = _unit(fresh[0].expand(k, dimension)), like.new_zeros(k, m, dimension)
+    for _ in range(math.ceil(iterations / m) if basis < dimension else 1):
+        values, vectors = _sequence(operator, like, vectors, V, fresh[1:])
+    errors = operator(vectors.view_as(like)).reshape(k, dimension) - values[:, None] * vectors
+    return Eigenpairs(values, vectors.view_as(like), errors.norm(dim=1))
+
+
+def _sequence(
+    operator: Callable[[Tensor], Tensor], like: Tensor, v: Tensor, V: Tensor, fresh: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The smallest Ritz values and their vectors, of the Krylov sequence from v that fills the basis V."""
+    k, m, dimension = V.shape
+    α, β, scale = like.new_zeros(k, m), like.new_zeros(k, m), like.new_zeros(k)
     tiny = 10 * torch.finfo(like.dtype).eps
     for j in range(m):
         V[:, j] = v
@@ -53,16 +74,13 @@ def smallest_eigenpairs(
         norm = w.norm(dim=1)
         exhausted = norm <= tiny * scale
         β[:, j] = norm.masked_fill(exhausted, 0)
-        restart = _unit(_orthogonal(fresh[j + 1].expand(k, dimension), V[:, : j + 1]))
+        restart = _unit(_orthogonal(fresh[j].expand(k, dimension), V[:, : j + 1]))
         v = torch.where(exhausted[:, None], restart, w / norm.masked_fill(exhausted, 1)[:, None])
 
     above = torch.diag_embed(β[:, :-1], offset=1)
     tridiagonal = (torch.diag_embed(α) + above + above.mT).cpu()  # small: sooner solved here than a GPU library loads
     values, rotations = (t.to(like.device) for t in torch.linalg.eigh(tridiagonal))
-    vectors = torch.einsum("kj,kjd->kd", rotations[:, :, 0], V)
-    vectors = _unit(vectors)
-    errors = operator(vectors.view_as(like)).reshape(k, dimension) - values[:, :1] * vectors
-    return Eigenpairs(values[:, 0], vectors.view_as(like), errors.norm(dim=1))
+    return values[:, 0], _unit(torch.einsum("kj,kjd->kd", rotations[:, :, 0], V))
 
 
 def _unit(v: Tensor) -> Tensor:

@@ -31,6 +31,9 @@ class Parametrisation(Protocol):
     def pulled_back(self, gradient: Tensor) -> Tensor:
         """(∂x/∂c)ᵀ times a gradient with respect to the images."""
 
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Parametrisation:
+        """The same coordinates on another device or in another precision."""
+
 
 @dataclass(frozen=True)
 class Everywhere:
@@ -51,6 +54,9 @@ class Everywhere:
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
         return gradient
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Everywhere:
+        return self
 
 
 @dataclass(frozen=True)
@@ -102,5 +108,6 @@ class Subspace:
             )
         return Subspace(self.offset.reshape(image_shape), self.basis.reshape(-1, *image_shape))
 
-    def to(self, device: torch.device, dtype: torch.dtype) -> Subspace:
-        return Subspace(self.offset.to(device, dtype), self.basis.to(device, dtype))
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Subspace:
+        # A copy: tensors made under torch.inference_mode() cannot be differentiated through.
+        return Subspace(self.offset.to(device, dtype, copy=True), self.basis.to(device, dtype, copy=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -14,9 +15,14 @@ def matrix_products(*, tf32: bool, device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = tf32
+    # torch refuses to read allow_tf32 once a program has set fp32_precision, but not the other way round.
+    backends: Any = torch.backends
+    settings = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
+    before = [setting.fp32_precision for setting in settings]
     try:
+        for setting in settings:
+            setting.fp32_precision = "tf32" if tf32 else "ieee"
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+        for setting, precision in zip(settings, before, strict=True):
+            setting.fp32_precision = precision

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import difflib
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from palimpsest.callbacks import Callback, Checkpoint, Progress
@@ -19,8 +23,10 @@ from palimpsest.parametrisation import Everywhere, Subspace
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import Outcome, State
 
+KEEP = 'To keep an interrupted run, call pal.reconstruct(…, checkpoint="run.safetensors"); the same call continues it.'
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Reconstruction:
     """What was read out of the weights."""
 
@@ -40,6 +46,10 @@ class Reconstruction:
     certify: Callable[..., Certificate]
     """Certificate of the final point for other ε: ``rec.certify(epsilon=1e-6)``."""
 
+    def __repr__(self) -> str:
+        count, *shape = self.images.shape
+        return f"Reconstruction({count} images of {'×'.join(map(str, shape))}, loss {self.loss:.3g}, {self.outcome})"
+
     @cached_property
     def certificate(self) -> Certificate:
         """How stationary the final point is; measured when first asked for."""
@@ -53,6 +63,7 @@ class Reconstruction:
         return line
 
 
+@torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
 def reconstruct(
     objective: Objective,
     *,
@@ -79,6 +90,11 @@ def reconstruct(
         progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
         execution: how the steps are carried out; by default as fast as the device allows.
     """
+    if not isinstance(objective, Objective):
+        raise InvalidInputError(
+            f"the objective is a {type(objective).__name__}; give a method, such as pal.NTK(model, initial)"
+        )
+    _refuse_unknown(settings)
     image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
     if within is not None and not isinstance(within, Subspace):
         raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
@@ -91,20 +107,35 @@ def reconstruct(
         watchers = [*callbacks]
         if checkpoint is not None:
             saver = Checkpoint(Path(checkpoint), solver.fingerprint())
-            watchers.append(saver)
+            watchers.insert(0, saver)  # it saves before another callback can fail
             state = saver.resume(state)
         if progress is not False:
             watchers.append(Progress(steps, show=progress))
-        state = _run(solver, state, watchers)
+        try:
+            state = _run(solver, state, watchers)
+        except KeyboardInterrupt as interrupt:
+            if checkpoint is None:
+                interrupt.add_note(KEEP)
+            raise
         return _result(solver, state)
+
+
+def _refuse_unknown(settings: Mapping[str, Any]) -> None:
+    """Name the nearest keyword that there is, and all settings."""
+    known = [setting.name for setting in fields(Settings)]
+    for name in settings.keys() - known:
+        near = difflib.get_close_matches(name, [*known, *inspect.signature(reconstruct).parameters], n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise InvalidInputError(f"there is no setting {name!r}{hint}; choose among {', '.join(known)}")
 
 
 def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
     """Step until done, telling the callbacks only of states known to be finite."""
-    good = state
+    good, started = state, list[Callback]()
     try:
         for callback in callbacks:
             callback.on_start(state)
+            started.append(callback)
         while not solver.done(state):
             new = solver.step(state)
             if len(new.history) > len(state.history):  # recording read the loss: this state is finite
@@ -114,15 +145,23 @@ def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
             state = new
     except BaseException as stop:
         unharmed = not isinstance(stop, DivergenceError) and bool(state.x.isfinite().all())
-        for callback in callbacks:
-            callback.on_stop(state if unharmed else good)
-        raise
-    for callback in callbacks:
-        callback.on_end(state)
-    return state
+        last = state if unharmed else good
+        with _afterwards([partial(callback.on_stop, last) for callback in started]):
+            raise
+    with _afterwards([partial(callback.on_end, state) for callback in callbacks]):
+        return state
+
+
+def _afterwards(calls: Sequence[Callable[[], None]]) -> ExitStack:
+    """Makes every call when it is left, in this order, even if one raises."""
+    stack = ExitStack()
+    for call in reversed(calls):  # a stack ends with what it began with
+        stack.callback(call)
+    return stack
 
 
 def _result(solver: Solver, state: State) -> Reconstruction:
+    solver.prepare(state)
     objective = solver.final()
     point = (state.x, state.multipliers, state.labels)
     return Reconstruction(

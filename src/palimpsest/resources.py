@@ -8,6 +8,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import torch
+
 from palimpsest.errors import ResourceError
 
 MEMORY_INFO = Path("/proc/meminfo")
@@ -18,6 +20,17 @@ RESERVE = 64 << 20  # bytes of disk that stay free: what surrounds the work writ
 def available_memory() -> int:
     """Bytes that this process may still take: what the machine, its container and its limits leave."""
     return max(0, min(_machine(), _container(), _limit()))
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out. On a CPU, torch raises a plain RuntimeError.
+
+    >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
+    True
+    """
+    said = str(error)
+    told = "DefaultCPUAllocator" in said or "not enough memory" in said
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and told)
 
 
 def _machine() -> int:

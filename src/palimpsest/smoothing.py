@@ -11,8 +11,8 @@ and `x.clamp(min=0)` are all seen, in networks that were never written with Pali
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+from palimpsest.errors import InvalidInputError, NonFiniteError, PalimpsestError, UnsupportedNetworkError
+from palimpsest.resources import out_of_memory
 
 Smoother = Callable[[Tensor], Tensor]
 
@@ -119,6 +120,26 @@ class Smoothed(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def _fails(why: str) -> PalimpsestError:
+    return UnsupportedNetworkError(
+        "", f"fails on some images with {why}; make it work on every image, one or many at a time"
+    )
+
+
+@contextmanager
+def failures_named(error: Callable[[str], PalimpsestError] = _fails) -> Iterator[None]:
+    """Whatever a network's own code raises within it, even by sys.exit(), becomes an error that says so."""
+    try:
+        yield
+    except PalimpsestError:
+        raise
+    except (Exception, SystemExit) as failure:
+        if out_of_memory(failure):
+            raise
+        lines = str(failure).strip().splitlines()
+        raise error(f"{type(failure).__name__}: {lines[0]}" if lines else type(failure).__name__) from failure
+
+
 def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None:
     """Refuse, by the name of the layer, a network that no objective can differentiate as it must.
 
@@ -127,30 +148,42 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
     smooth functions and has exact derivatives almost everywhere.
     """
     mode = Smoothed(sharpness) if sharpness is not None else nullcontext()
+    shape = ",".join(map(str, x.shape[1:]))
+
+    def refused(why: str) -> PalimpsestError:
+        return InvalidInputError(f"the network does not take images of shape {shape}: {why}")
+
     layers: list[str] = getattr(mode, "layers", [])
     hooks = []
-    for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
-            raise UnsupportedNetworkError(
-                name, "is compiled TorchScript, which hides its activations; pass the Python module"
-            )
-        if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-            raise UnsupportedNetworkError(
-                name,
-                "normalises by batch statistics, which mixes candidates; train it with running statistics",
-            )
-        hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
-        hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
     probe = torch.stack([x[0], x[-1] + 0.1, x[0] - 0.1])
     try:
-        with torch.no_grad(), mode:
+        for name, module in model.named_modules():
+            _refuse_by_kind(name, module)
+            hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
+            hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
+        with failures_named(refused), torch.no_grad(), mode:
             together, again, alone = model(probe), model(probe), model(probe[:1])
     finally:
         for hook in hooks:
             hook.remove()
     if not isinstance(together, Tensor) or together.ndim < 1 or together.shape[0] != len(probe):
         raise UnsupportedNetworkError("", "must return a tensor with one row of outputs per image")
+    if together.dtype not in (torch.float32, torch.float64):
+        raise UnsupportedNetworkError("", f"returns {together.dtype}; let it return its outputs as float32 or float64")
+    if not bool(together.isfinite().all()):
+        raise NonFiniteError("the network's outputs are NaN or infinite; check its weights and the scale of its images")
     if not torch.equal(together, again):
         raise UnsupportedNetworkError("", "gives different outputs for the same input; switch off its randomness")
     if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3 * float(together.abs().max())):
         raise UnsupportedNetworkError("", "mixes the images of a batch; give it layers that see one image at a time")
+
+
+def _refuse_by_kind(name: str, module: nn.Module) -> None:
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedNetworkError(
+            name, "is compiled TorchScript, which hides its activations; pass the Python module"
+        )
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
+        raise UnsupportedNetworkError(
+            name, "normalises by batch statistics, which mixes candidates; train it with running statistics"
+        )

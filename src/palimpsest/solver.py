@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 import weakref
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
+from types import NoneType
 from typing import Any, Literal
 
 import torch
@@ -16,6 +16,7 @@ from torch import Tensor
 from palimpsest import merging, splitting
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors, memory
+from palimpsest.fingerprints import digest
 from palimpsest.fusion import fusible
 from palimpsest.merging import Merging
 from palimpsest.objectives import Objective
@@ -71,6 +72,13 @@ class Settings:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        several = [self.priors] if isinstance(self.priors, Prior) else self.priors
+        if not isinstance(several, Sequence) or not all(isinstance(prior, Prior) for prior in several):
+            raise InvalidInputError("priors must be instances of pal.priors.Prior; write a subclass for your own")
+        kinds = {"optimiser": (Optimiser,), "splitting": (Splitting, NoneType), "merging": (Merging, NoneType)}
+        for name, kind in kinds.items():
+            if not isinstance(value := getattr(self, name), kind):
+                raise InvalidInputError(f"{name} is a {type(value).__name__}; give an instance of {kind[0].__name__}")
         if self.candidates < 1 or self.steps < 1:
             raise InvalidInputError(f"candidates ({self.candidates}) and steps ({self.steps}) must be at least 1")
         if self.record_every is not None and self.record_every < 1:
@@ -130,6 +138,7 @@ class Solver:
         x = torch.randn(k, *self.where.shape, generator=generator, dtype=torch.float64)
         x = (PIXEL * self.where.unit * x).to(objective.device, objective.dtype)
         objective.check_network(x)
+        objective.chunk = memory.chunk_size(objective, x, self.execution.memory)
         noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(x)
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
@@ -175,10 +184,7 @@ class Solver:
 
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
-        digest = hashlib.sha256()
-        for part in (self.settings, self.where, self._own_sharpness, *self._asked.identity()):
-            _feed(digest, part)
-        return digest.hexdigest()
+        return digest([self.settings, self.where, self._own_sharpness, *self._asked.identity()]).hex()
 
     # --- Phase I ---------------------------------------------------------------------------------
 
@@ -193,7 +199,7 @@ class Solver:
         end = state.step + steps
         paces = torch.tensor([self._pace(state, step) for step in range(state.step, end)], dtype=torch.float64)
         plan = ["watched step" if self._records(state) else "step"] + ["step"] * (steps - 1)
-        tensors, seen = self._executor(state).run(_tensors(state), plan, paces.to(state.x))
+        tensors, seen = self.prepare(state).run(_tensors(state), plan, paces.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         return replace(_with_tensors(state, tensors), step=end, history=history)
 
@@ -214,12 +220,13 @@ class Solver:
         _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)
         return watched
 
-    def _executor(self, state: State) -> Executor:
+    def prepare(self, state: State) -> Executor:
         """A chunk of candidates is as large as memory allows, which is looked up when their number changes."""
         if self._prepared_for != len(state.x):
             arguments = (state.x, state.multipliers, state.labels)
-            self._at(self._sharpness(0.0)).check(*arguments)
-            self.objective.chunk = memory.chunk_size(self.objective, state.x, self.execution.memory)
+            objective = self._at(self._sharpness(0.0))
+            objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory)
+            objective.check(*arguments)
             if self.objective.chunk is not None:
                 self._steps.leave_uncompiled()  # each chunk would be compiled by itself
             self.objective.prepare(state.x)
@@ -278,6 +285,7 @@ class Solver:
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
         if policy is None or (state.round >= self.rounds and not self._counts):
             return replace(state, outcome=ended)
+        self.prepare(state)
         state, account = self._merge(state)
         if state.round >= self.rounds or "images" in account:
             return self._counted(state, account, ended)
@@ -472,18 +480,3 @@ def _moments(tensors: Tensors) -> dict[str, Moments]:
 
 def _with_tensors(state: State, tensors: Tensors) -> State:
     return replace(state, x=tensors["x"], multipliers=tensors["multipliers"], moments=_moments(tensors))
-
-
-def _feed(digest: Any, part: Any) -> None:
-    """Every bit of a value: `repr` would leave out the middle of a tensor."""
-    if isinstance(part, Tensor):
-        digest.update(f"{part.dtype} {tuple(part.shape)}".encode() + part.cpu().contiguous().numpy().tobytes())
-    elif is_dataclass(part):
-        _feed(digest, [type(part).__name__, *(getattr(part, f.name) for f in fields(part))])
-    elif isinstance(part, Mapping):
-        _feed(digest, [x for item in part.items() for x in item])
-    elif isinstance(part, Sequence) and not isinstance(part, str):
-        for x in part:
-            _feed(digest, x)
-    else:
-        digest.update(repr(part).encode())

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.lanczos import smallest_eigenpairs
+from palimpsest.lanczos import BASIS, Eigenpairs, smallest_eigenpairs
 from palimpsest.objectives import Objective
 
 HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
@@ -38,15 +38,31 @@ def min_eigenpairs(
     multipliers: Tensor,
     labels: Tensor | None = None,
     *,
-    iterations: int = 20,
+    iterations: int = BASIS,
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
+    found = eigenpairs(objective, x, multipliers, labels, iterations=iterations)
+    return found.values, found.vectors
+
+
+def eigenpairs(
+    objective: Objective,
+    x: Tensor,
+    multipliers: Tensor,
+    labels: Tensor | None,
+    *,
+    iterations: int,
+    basis: int | None = None,
+) -> Eigenpairs:
+    """The smallest eigenpair of every S(x_i) with its error, chunk by chunk."""
     residual = objective.residual(x, multipliers, labels)
     parts = [
-        smallest_eigenpairs(objective.curvature(*chunk, residual=residual), chunk[0], iterations=iterations)
+        smallest_eigenpairs(
+            objective.curvature(*chunk, residual=residual), chunk[0], iterations=iterations, basis=basis
+        )
         for chunk in objective.chunks(x, multipliers, labels)
     ]
-    return torch.cat([part.values for part in parts]), torch.cat([part.vectors for part in parts])
+    return Eigenpairs(*map(torch.cat, zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +89,7 @@ class Splitting:
     eta_max: float = 1.0
     relative: float = 1e-6
     threshold: float | None = None
-    iterations: int = 20
+    iterations: int = BASIS
     direction: Literal["curvature", "random", "duplicate", "none"] = "curvature"
 
     def __post_init__(self) -> None:

@@ -113,8 +113,12 @@ class State:
         torch.Generator().set_state(self.generator)
 
     def continues(self, fresh: State) -> bool:
-        """Whether this may be a later state of a run that began with the fresh one: candidates of the same kind."""
-        return self._kinds() == fresh._kinds()
+        """Whether this may be a later state of a run that began with the fresh one: as many candidates, of one kind."""
+        return self._kinds() == fresh._kinds() and self._first() == fresh._first()
+
+    def _first(self) -> int:
+        """How many candidates the run began with: those that did not split from another."""
+        return int((self.lineage < 0).sum())
 
     def _kinds(self) -> dict[str, Any]:
         tensors = {"x": self.x, "multipliers": self.multipliers}

@@ -124,6 +124,7 @@ class Audit:
         return [line for line in lines if line]
 
 
+@torch.random.fork_rng(devices=[])  # the caller's random numbers stay what they are
 def audit(
     network: str | Factory,
     weights: Path | str | Mapping[str, Tensor],

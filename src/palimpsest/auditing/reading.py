@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from palimpsest.auditing.plan import Plan
 from palimpsest.callbacks import Callback
 from palimpsest.errors import DivergenceError
+from palimpsest.merging import contributions
 from palimpsest.objectives import KKT, NTK, MulticlassKKT, Objective
 from palimpsest.priors import Box, TotalVariation
 from palimpsest.reconstruction import reconstruct
@@ -83,10 +84,5 @@ def candidates(
     problem.sharpness = SHARP
     T2 = problem.target_norm_squared
     loss = float(problem.loss(x, multipliers, labels) / T2)
-
-    def contribution(i: int) -> Tensor:
-        one = slice(i, i + 1)
-        return problem.represented_norm_squared(x[one], multipliers[one], None if labels is None else labels[one])
-
-    shares = torch.stack([contribution(i) for i in range(len(x))]) / T2
+    shares = contributions(problem, x, multipliers, labels).square() / T2
     return {"images": x.cpu(), "contributions": shares.cpu()}, {"loss": loss}

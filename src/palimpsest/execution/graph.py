@@ -64,7 +64,7 @@ class Graph:
                 try:
                     with torch.cuda.graph(graphs[name], pool=pool):
                         self._results[name] = self._once(name)
-                except RuntimeError as error:
+                except (RuntimeError, UnsupportedNetworkError) as error:
                     raise UnsupportedNetworkError("", CAPTURE) from error
         self._graphs = graphs
 

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Self
@@ -45,6 +46,9 @@ IGNORED = "no parameter receives a gradient from the outputs; the network ignore
 # The fused kernels of attention cannot be differentiated twice; the plain one can.
 _DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
 
+# Threads may share a network. It is used by one at a time, because functional_call puts parameters into it.
+_FORWARD = threading.RLock()
+
 Parameters = dict[str, Tensor]
 Operator = Callable[[Tensor], Tensor]
 
@@ -52,6 +56,19 @@ Operator = Callable[[Tensor], Tensor]
 def parameters_of(model: nn.Module) -> Parameters:
     """The trainable parameters by name. A frozen one was not trained, so it holds no trace of the data."""
     return {name: θ.detach() for name, θ in model.named_parameters() if θ.requires_grad}
+
+
+def matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Parameters:
+    """The initial weights under the names of the final ones; InvalidInputError if they belong to another network."""
+    if not isinstance(initial, Mapping):
+        raise InvalidInputError(f"the initial weights are a {type(initial).__name__}; give its state_dict()")
+    for name, θ in final.items():
+        if name not in initial or initial[name].shape != θ.shape:
+            has = tuple(initial[name].shape) if name in initial else "nothing"
+            raise InvalidInputError(
+                f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}"
+            )
+    return {name: initial[name].detach().to(θ) for name, θ in final.items()}
 
 
 class Objective(ABC):
@@ -81,6 +98,7 @@ class Objective(ABC):
     whitening: float = 0.0
     """How far the directions of the first layer are made to count alike, within a subspace: 0 not at all, 1 fully."""
 
+    @torch.inference_mode(False)  # what is kept can be differentiated, in whatever mode it was made
     def __init__(
         self,
         model: nn.Module,
@@ -95,14 +113,14 @@ class Objective(ABC):
         self._several_tangents = not isinstance(tangents, Mapping)
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
-        self.initial = initial
+        self.initial = None if initial is None else matching(initial, self.target)
         self.sharpness: float | Tensor | None = sharpness
         self.chunk: int | None = None
         self._where: Parametrisation | None = None
-        self._recognises_dense, self._one_output = True, False
+        self._recognises_dense, self._output_count = True, 0
         self._dense: tuple[dense.Layer, ...] | None = None
         self._gram: gram.GramStep | None = None
-        self._checked: tuple[tuple, Tensor | None] | None = None
+        self._checked: tuple | None = None  # shapes and kind of number that are known to fit
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
         self._network = copy.deepcopy(model).eval().requires_grad_(False)
@@ -186,12 +204,30 @@ class Objective(ABC):
 
     def hessian(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Operator:
         """The operator v ↦ ∇²_x L · v over all candidates jointly: S plus the coupling 2 J_iᵀJ_j between them."""
+        if len(self.chunks(x, multipliers, labels)) > 1:
+            return self._hessian_in_chunks(x, multipliers, labels)
         x = _leaf(x)
         loss = self.loss(x, multipliers.detach(), labels)
         if not loss.requires_grad:  # nothing that was trained depends on the candidates
             return torch.zeros_like
         (dx,) = torch.autograd.grad(loss, x, create_graph=True, materialize_grads=True)
         return _directional(dx, x)
+
+    def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
+        """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
+        r = self.residual(x.detach(), multipliers.detach(), labels)
+        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
+
+        def product(direction: Tensor) -> Tensor:
+            parts = list(zip(chunks, direction.split(len(chunks[0][0])), strict=True))
+            Jv = self._weigh(_total(self._push(*chunk, part) for chunk, part in parts))
+            rows = [
+                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(*chunk)[1](Jv)[0]
+                for chunk, part in parts
+            ]
+            return torch.cat(rows)
+
+        return product
 
     @property
     def target_norm_squared(self) -> Tensor:
@@ -212,7 +248,8 @@ class Objective(ABC):
         if self._where is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         other = copy.copy(self)
-        other._where, other._checked = where, None
+        where = where.to(self.device, self.dtype)
+        other._where, other._dense, other._gram, other._checked = where, None, None, None
         if isinstance(where, Subspace) and (smaller := self._reduced(where)):
             other._network, other._where = smaller.network, smaller.where
             other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
@@ -223,7 +260,7 @@ class Objective(ABC):
         return other
 
     def _reduced(self, where: Subspace) -> reduced.Reduction | None:
-        images = where.offset[None].to(self.device, self.dtype)
+        images = where.offset[None]
         self.check_network(images)
         layers = self._dense_layers(images)
         parts = (self.target, self.tangents, self.weights, self.whitening)
@@ -237,14 +274,16 @@ class Objective(ABC):
         groups = [slice(start, start + size) for start in range(0, len(x), size)]
         return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
 
+    @torch.inference_mode(False)
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same objective on another device or in another precision."""
         other = copy.copy(self)
-        other._gram = None
-        other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
+        other._where = None if self._where is None else self._where.to(device, dtype)
+        with _FORWARD:
+            other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
         other.target = {name: t.to(device, dtype) for name, t in self.target.items()}
         other.tangents = [{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents]
-        other._checked = None
+        other._gram, other._checked = None, None
         return other
 
     @property
@@ -277,11 +316,11 @@ class Objective(ABC):
     def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         """Raise a named error unless candidates, multipliers, labels and network fit together.
 
-        What was checked once is not checked again; the first check also looks whether the network is a dense stack.
+        The network is tried once for each shape, whatever the number of candidates and their labels; this first check
+        also looks whether it is a dense stack.
         """
-        shapes = (x.shape, multipliers.shape, x.dtype, x.device)
-        if self._checked is not None and self._checked[0] == shapes and self._checked[1] is labels:
-            return
+        if torch.is_inference_mode_enabled():
+            raise InvalidInputError("an objective needs derivatives; call it outside of torch.inference_mode()")
         if not (x.is_floating_point() and multipliers.is_floating_point()):
             raise InvalidInputError("candidates and multipliers must be floating-point numbers")
         if x.ndim < 2 or len(x) == 0:
@@ -293,28 +332,33 @@ class Objective(ABC):
                 f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
                 f"{self.dtype} on {self.device}; move one of them with .to(...)"
             )
-        with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
-            self._check_fit(x, multipliers, labels)
-        self._checked = (shapes, labels)
+        shapes = (x.shape[1:], multipliers.shape[1:], x.dtype, x.device)
+        if self._checked == shapes and len(multipliers) == len(x):
+            self.label_kind.check(labels, len(x), self._output_count)
+        else:
+            with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
+                self._check_fit(x, multipliers, labels)
+            self._checked = shapes
 
     def _check_fit(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         plain = x.detach()[:PROBE]
         self.check_network(plain)
-        self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
+        self._output_count = self.outputs(plain[:1]).shape[1]
+        self.label_kind.check(labels, len(x), self._output_count)
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
             raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
         uneven = torch.linspace(0.5, 1.5, plain.shape[0] * multipliers[0].numel()).to(multipliers)
         uneven = uneven.reshape(len(plain), *multipliers.shape[1:])
         some = None if labels is None else labels[:PROBE]
-        if not any(bool(v.any()) for v in self._represent(plain, uneven, some).values()):
+        if not any(bool(v.any()) for v in self._explained(plain, uneven, some).values()):
             raise NoGradientError(IGNORED)
         self._dense = self._dense_layers(self._images(plain))
-        self._one_output = self.outputs(plain[:1]).shape[1] == 1
 
     def _dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
         """The layers, if the network is a stack of dense ones and all of them take part."""
-        layers = dense.recognise(self._network, images) if self._recognises_dense else None
+        with _FORWARD:
+            layers = dense.recognise(self._network, images) if self._recognises_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
 
@@ -331,18 +375,14 @@ class Objective(ABC):
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
-        images = self._images(x)
-        try:
-            with _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=x.device):
-                smoothing.check(self._network, images, self.sharpness)
-        except (RuntimeError, ValueError, TypeError) as error:
-            shape, reason = "×".join(map(str, images.shape[1:])), str(error).splitlines()[0]
-            raise InvalidInputError(f"the network does not take images of shape {shape}: {reason}") from error
+        with _FORWARD, _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=x.device):
+            smoothing.check(self._network, self._images(x), self.sharpness)
 
     def identity(self) -> list[object]:
         """Everything that tells this problem from another, for whoever saves a state of it."""
-        kind = [type(self), self.signed, type(self.label_kind), self._several_tangents, self.whitening]
-        return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
+        kind = [type(self), self.signed, self.label_kind, self._several_tangents, self.whitening]
+        with _FORWARD:
+            return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
 
     def _refuse_unusable_weights(self, model: nn.Module) -> None:
         if not self.target:
@@ -353,9 +393,7 @@ class Objective(ABC):
             if not bool(values.isfinite().all()):
                 raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
         if not any(bool(t.any()) for t in self.target.values()):
-            raise InvalidInputError(
-                "the target is zero: initial and final weights are the same; clone the state dict before training"
-            )
+            raise InvalidInputError("the target is zero, so there is nothing to read; give the weights after training")
         if isinstance(model, torch.jit.ScriptModule):
             raise UnsupportedNetworkError("", "is compiled TorchScript, which hides its layers; pass the Python module")
 
@@ -366,7 +404,7 @@ class Objective(ABC):
 
     @property
     def _top(self) -> type[dense.Top]:
-        return dense.LinearTop if self.linear and self._one_output else dense.Top
+        return dense.LinearTop if self.linear and self._output_count == 1 else dense.Top
 
     def _in_coordinates(self, d_images: Tensor) -> Tensor:
         return d_images if self._where is None else self._where.pulled_back(d_images)
@@ -394,11 +432,24 @@ class Objective(ABC):
 
         return v, pulled_back
 
+    def _push(self, x: Tensor, multipliers: Tensor, labels: Tensor | None, direction: Tensor) -> Parameters:
+        """Jv = Σ_i (∂v/∂x_i) direction_i: the adjoint is linear in u, and its derivative in u is J."""
+        x = _leaf(x)
+        v = self._represent(x, multipliers, labels)
+        u = {name: _leaf(torch.zeros_like(t)) for name, t in v.items()}
+        (back,) = _adjoint(v, (x,), u, differentiable=True)
+        if not back.requires_grad:  # nothing that was trained depends on the candidates
+            return {name: t.detach() for name, t in u.items()}
+        with torch.enable_grad():
+            along = torch.dot(back.flatten(), direction.flatten())
+        pushed = torch.autograd.grad(along, list(u.values()), materialize_grads=True)
+        return dict(zip(u, pushed, strict=True))
+
     def _explained(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v without a graph, added up over the chunks."""
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         parts = (self._represent(*c) if self._dense is None else self._linearise(*c)[0] for c in chunks)
-        return functools.reduce(lambda v, part: {name: v[name] + part[name] for name in v}, parts)
+        return _total(parts)
 
     def _per_tangent(self, multipliers: Tensor) -> tuple[Tensor, ...]:
         return multipliers.unbind(1) if self._several_tangents else (multipliers,)
@@ -406,12 +457,18 @@ class Objective(ABC):
     def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
         images = self._images(x)
         smoothed = nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness)
-        with _DIFFERENTIABLE_ATTENTION(), smoothed:
+        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), smoothed:
             outputs = functional_call(self._network, θ, (images,))
         return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
 
     def _φ_of(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         φ = self.scalar(outputs, labels)
+        if not isinstance(φ, Tensor) or φ.ndim > 2 or φ.shape[:1] != outputs.shape[:1]:
+            shape = tuple(φ.shape) if isinstance(φ, Tensor) else type(φ).__name__
+            raise InvalidInputError(
+                f"{type(self).__name__}.scalar returned {shape} for outputs of shape {tuple(outputs.shape)}; "
+                "it must return one number for each image, or a row of them"
+            )
         return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
 
     def _φ(self, θ: Parameters, x: Tensor, labels: Tensor | None) -> Tensor:
@@ -447,6 +504,10 @@ class Objective(ABC):
 
 def _leaf(t: Tensor) -> Tensor:
     return t.detach().requires_grad_()
+
+
+def _total(parts: Iterable[Parameters]) -> Parameters:
+    return functools.reduce(lambda v, part: {name: v[name] + part[name] for name in v}, parts)
 
 
 def _sum(tensors: Sequence[Tensor]) -> Tensor:

@@ -21,6 +21,7 @@ import copy
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -53,23 +54,33 @@ def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     calls: list[tuple[str, Tensor, Tensor]] = []
     for name, module in network.named_modules():
         if isinstance(module, nn.Linear):
-            module.register_forward_hook(lambda m, args, output, name=name: calls.append((name, args[0], output)))
+            module.register_forward_hook(partial(_note, calls, name), with_kwargs=True)
     generator, β = torch.Generator().manual_seed(0), 3.0
     probe = torch.randn(4, *x.shape[1:], generator=generator, dtype=torch.float64).to(x.device)
-    with torch.no_grad(), Smoothed(β):
-        outputs = network(probe).reshape(len(probe), -1)
+    try:
+        with torch.no_grad(), Smoothed(β):
+            outputs = network(probe).reshape(len(probe), -1)
+    except (Exception, SystemExit):  # it is the user's code, and need not work in float64
+        return None
     parameters = dict(network.named_parameters())
     names = [(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")) for name, _, _ in calls]
     layers = tuple(Layer(weight, bias if bias in parameters else None) for weight, bias in names)
     accounted = [name for layer in layers for name in (layer.weight, layer.bias) if name]
     if not calls or sorted(accounted) != sorted(parameters):  # a layer used twice, a weight shared or of another kind
         return None
-    h, as_expected = probe.flatten(1), True
+    h = probe.flatten(1)
     for layer, (_, given, returned) in zip(layers, calls, strict=True):
+        if not _same(given, h):  # the layers are not in a row
+            return None
         z = _affine(h, layer, parameters)
-        as_expected &= _same(given, h) and _same(returned, z)
+        if not _same(returned, z):
+            return None
         h = softplus(z, β)
-    return layers if as_expected and _same(outputs, z) else None
+    return layers if _same(outputs, z) else None
+
+
+def _note(calls: list[tuple[str, Tensor, Tensor]], name: str, _: nn.Module, args, kwargs, output: Tensor) -> None:
+    calls.append((name, args[0] if args else kwargs["input"], output))
 
 
 def aligned(rows: Tensor, last: Tensor) -> Tensor:

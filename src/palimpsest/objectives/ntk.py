@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives.base import Objective, matching, parameters_of
 from palimpsest.objectives.labels import Unlabelled
 
 
@@ -42,8 +42,10 @@ class NTK(Objective):
         weights: weighting.Weights = None,
         whitening: float = 0.0,
     ) -> None:
-        θ, θ_0 = parameters_of(model), _matching(initial, parameters_of(model))
+        θ, θ_0 = parameters_of(model), matching(initial, parameters_of(model))
         Δ = {name: θ[name] - θ_0[name] for name in θ}
+        if Δ and not any(bool(change.any()) for change in Δ.values()):
+            raise InvalidInputError("initial and final weights are the same; clone the state dict before training")
         if not isinstance(at, int | float) and len(at) == 0:
             raise InvalidInputError("at is empty; give at least one point t between 0 (initial) and 1 (final)")
 
@@ -62,13 +64,3 @@ class NTK(Objective):
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         return outputs
-
-
-def _matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    for name, θ in final.items():
-        if name not in initial or initial[name].shape != θ.shape:
-            has = tuple(initial[name].shape) if name in initial else "nothing"
-            raise InvalidInputError(
-                f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}"
-            )
-    return {name: initial[name].detach().to(θ) for name, θ in final.items()}

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, PalimpsestError
+from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.objectives.dense import ALIGNED, Layer, aligned, recognise
+from palimpsest.smoothing import failures_named
 
 
 class Coordinates:
@@ -30,7 +31,7 @@ class Coordinates:
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.named:
             raise NoGradientError("the network has no parameter to train; let some require a gradient")
-        self.images = images.to(next(iter(self.named.values())))
+        self.images = images.to(next(iter(self.named.values())), copy=True)  # not what torch.inference_mode() made
         if len(images) == 0:
             raise InvalidInputError("there are no images to train on; give at least one")
         if not torch.isfinite(self.images).all():
@@ -38,10 +39,14 @@ class Coordinates:
 
     def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
         """Φ for each image, (n, C)."""
-        return self._matrix(functional_call(self.model, dict(θ), (self.images,)))
+        with failures_named():
+            return self._matrix(functional_call(self.model, dict(θ), (self.images,)))
 
     def _matrix(self, outputs: Tensor) -> Tensor:
         n = len(self.images)
+        if not isinstance(outputs, Tensor) or outputs.dtype not in (torch.float32, torch.float64):
+            kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
+            raise InvalidInputError(f"the network returns {kind}; it must return a tensor of float32 or float64")
         if outputs.ndim > 2 or outputs.shape[:1] != (n,):
             raise InvalidInputError(f"the network gives outputs of shape {tuple(outputs.shape)} for {n} images;"
                                     " it must give (k,), (k, 1) or (k, C)")  # fmt: skip
@@ -91,15 +96,7 @@ def coordinates(model: nn.Module, images: Tensor) -> Coordinates:
     """The fewest in which the network can be trained."""
     whole = Coordinates(model, images)
     if len(images) + ALIGNED < images[0].numel():
-        layers = _dense_layers(model, whole.images)
+        layers = recognise(model, whole.images)
         if layers and layers[0].weight in whole.named:
             return SpanCoordinates(model, images, layers)
     return whole
-
-
-def _dense_layers(model: nn.Module, images: Tensor) -> tuple[Layer, ...] | None:
-    """None also for a network that cannot be tried as dense ones are: training needs no more than its gradients."""
-    try:
-        return recognise(model, images)
-    except (PalimpsestError, RuntimeError, TypeError, ValueError):
-        return None

@@ -75,6 +75,7 @@ class Fit:
         return f"Training {end} in {steps} steps: {gap}, loss {self.loss:.2g}{accuracy}."
 
 
+@torch.inference_mode(False)  # gradients are needed, whatever mode the caller is in
 def train(
     model: nn.Module,
     images: Tensor,

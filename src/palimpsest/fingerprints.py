@@ -1,0 +1,68 @@
+"""Hashes that tell values apart, the same in every process."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import inspect
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from palimpsest.errors import InvalidInputError
+
+
+def digest(value: Any) -> bytes:
+    """A hash of every bit of a value; equal values have equal hashes in every process.
+
+    A collection hashes the hashes of its members. These have one length, so no two members run together.
+
+    >>> digest([12, 1000]) == digest([1, 21000])
+    False
+    """
+    kind, content = _described(value)
+    return hashlib.sha256(f"{kind}:".encode() + content).digest()
+
+
+def _described(value: Any) -> tuple[str, bytes]:
+    """What kind of value this is, and its content."""
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return f"array {value.dtype.str} {value.shape}", value.tobytes()
+    if isinstance(value, Tensor):  # repr would leave out the middle
+        plain = value.detach().cpu().contiguous().flatten()
+        return f"tensor {value.dtype} {tuple(value.shape)}", plain.view(torch.uint8).numpy().tobytes()
+    if value is None or isinstance(value, str | bytes | bool | int | float | complex):
+        return _name(type(value)), repr(value).encode()
+    if isinstance(value, type):
+        return "type", _name(value).encode()
+    if isinstance(value, Mapping):
+        return "mapping", b"".join(digest(part) for item in value.items() for part in item)
+    if isinstance(value, Set):
+        return "set", b"".join(sorted(map(digest, value)))
+    if isinstance(value, Sequence):
+        return "sequence", b"".join(map(digest, value))
+    return _name(type(value)), _content(value)
+
+
+def _content(value: Any) -> bytes:
+    """An object by its attributes, or by its repr where it has none."""
+    if is_dataclass(value):
+        return digest({field.name: getattr(value, field.name) for field in fields(value)})
+    if isinstance(value, functools.partial):
+        return digest([value.func, value.args, value.keywords])
+    if hasattr(value, "__dict__") and not inspect.isroutine(value):  # attributes do not tell functions apart
+        return digest(vars(value))
+    if type(value).__repr__ is object.__repr__ or " at 0x" in repr(value):
+        raise InvalidInputError(
+            f"{value!r} cannot be recognised again, so a run with it cannot be resumed; leave out the checkpoint, "
+            "or give an object that holds its settings as attributes"
+        )
+    return repr(value).encode()
+
+
+def _name(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
