@@ -14,7 +14,7 @@ import fuzz_seeds as seeds
 import torch
 
 import palimpsest as pal
-from palimpsest import datasets, jobs
+from palimpsest import datasets, jobs, runs
 from palimpsest.callbacks import Checkpoint
 from palimpsest.parametrisation import Everywhere
 from palimpsest.runs import RunFolder
@@ -197,7 +197,7 @@ def of_runs(made: Path) -> dict[str, Target]:
         "run weights": target("model.safetensors", of_network),
         "scores": target("scores.json", lambda folder: RunFolder(folder).scores),
         "reconstruction": target(reconstruction, lambda folder: RunFolder(folder).variants()),
-        "snapshot": target(snapshot, lambda folder: RunFolder(folder).snapshots("with")),
+        "snapshot": target(snapshot, lambda folder: runs._snapshot(folder / snapshot, None)),
         "report of config": target("config.json", reported, share=0.02, harmless=True),
         "report of reconstruction": target(reconstruction, reported, share=0.02, harmless=True),
         "report of snapshot": target(snapshot, reported, share=0.01, harmless=True),
