@@ -1,8 +1,10 @@
 """Any damage to any file of a run folder ends in one sentence, or in the same verdict as before: never in another."""
 
+import faulthandler
 import os
 import shutil
 import signal
+import sys
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -55,8 +57,8 @@ def audits(place) -> dict[str, Path]:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     torch.save(model.state_dict(), place / "start.pt")
     data = pal.datasets.load("digits", per_class=2, seed=0)
-    pal.train(model, data.train.images, data.train.labels, steps=100)
-    torch.save(model.state_dict(), place / "final.pt")
+    fit = pal.train(model, data.train.images, data.train.labels, steps=100)
+    torch.save(fit.model.state_dict(), place / "final.pt")
     np.savez(place / "images.npz", images=data.train.images.numpy(), labels=(data.train.labels.numpy() + 1) // 2)
     for name, seed in (("audit", "0"), ("other audit", "1")):
         assert main([*audit(place), "--seed", seed, "--out", str(place / name)]) == 0
@@ -151,9 +153,12 @@ def alarm():
 
     before = signal.signal(signal.SIGALRM, hung)
     signal.alarm(SECONDS)
+    # Whoever waits outside Python does not hear the alarm.
+    faulthandler.dump_traceback_later(2 * SECONDS, exit=True, file=sys.__stderr__)
     try:
         yield
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
         signal.signal(signal.SIGALRM, before)
 
