@@ -210,18 +210,17 @@ def _what_differs(other: Any, mine: Mapping[str, Any], outputs: list[float]) -> 
 
 
 def _code(network: str | Factory) -> dict[str, str | None]:
-    """Where the network's code is, and a checksum of it where it can be read."""
-    place = network.rpartition(":")[0] if isinstance(network, str) else ""
-    try:
-        if isinstance(network, str):
-            file = place if place.endswith(".py") else inspect.getfile(sys.modules[place])
-            source = Path(file).read_bytes()
-        else:
-            source = inspect.getsource(network).encode()
-    except (OSError, TypeError, KeyError):
-        source = None
+    """The name of the network's code, and a checksum of it where it can be read."""
     name = network if isinstance(network, str) else getattr(network, "__qualname__", type(network).__qualname__)
-    return {"name": name, "sha256": None if source is None else hashlib.sha256(source).hexdigest()}
+    place = name.rpartition(":")[0]
+    try:
+        if not isinstance(network, str):
+            source = inspect.getsource(network).encode()
+        else:
+            source = Path(place if place.endswith(".py") else inspect.getfile(sys.modules[place])).read_bytes()
+    except (OSError, TypeError, KeyError):  # made in a console, or compiled
+        return {"name": name, "sha256": None}
+    return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 
 
 def _outputs(examined: Subject) -> list[float]:
