@@ -235,6 +235,9 @@ def test_too_few_file_descriptors_are_not_taken_for_damage(finished):
         for load, name in ((storage.load_tensors, "model.safetensors"), (storage.load_json, "config.json")):
             with pytest.raises(StorageError, match=os.strerror(errno.EMFILE)):
                 load(finished / name)
+            os.close(handles.pop())
+            assert load(finished / name)
+            handles.append(os.open(os.devnull, os.O_RDONLY))
     finally:
         for handle in handles:
             os.close(handle)
