@@ -147,7 +147,7 @@ def test_a_run_folder_of_another_version(trained, tmp_path, capsys):
     (tmp_path / "config.json").write_text(json.dumps({"format": 99}))
     assert "another version" in complaint(capsys, "reconstruct", tmp_path)
     (tmp_path / "config.json").write_text("{")
-    assert "not readable" in complaint(capsys, "reconstruct", tmp_path)
+    assert "damaged" in complaint(capsys, "reconstruct", tmp_path)
 
 
 def test_a_run_folder_in_use(trained, capsys):
@@ -195,10 +195,10 @@ def test_an_unfinished_reconstruction_is_not_reported_over(trained, capsys):
 
 
 def test_config_files_that_lack_something(trained, tmp_path, capsys):
-    config = json.loads((trained / "config.json").read_text())
+    config = RunFolder(trained).config
     for missing in ("training", "network"):
         broken = {key: value for key, value in config.items() if key != missing}
-        (tmp_path / "config.json").write_text(json.dumps(broken))
+        (tmp_path / "config.json").write_bytes(storage.packed_json(broken))
         for name in ("model.safetensors", "initial.safetensors"):
             (tmp_path / name).write_bytes((trained / name).read_bytes())
         assert missing in complaint(capsys, "reconstruct", tmp_path)

@@ -150,7 +150,7 @@ def test_a_config_with_nonsense_is_refused(finished, tmp_path, change, capsys):
     folder = tmp_path / "run"
     shutil.copytree(finished.path, folder)
     config = finished.config
-    (folder / "config.json").write_text(json.dumps(config | {"training": config["training"] | change}))
+    (folder / "config.json").write_bytes(storage.packed_json(config | {"training": config["training"] | change}))
     for command in ("reconstruct", "report"):
         assert main([command, str(folder)]) == 2
         assert "config.json describes another training; train into a new folder" in capsys.readouterr().err

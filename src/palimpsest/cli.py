@@ -24,6 +24,7 @@ from palimpsest.callbacks import Callback, TensorBoard
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.execution import Execution, Mode
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
+from palimpsest.journal import printable
 from palimpsest.reproduce import Options, reproduce
 from palimpsest.resources import out_of_memory
 from palimpsest.runs import RunFolder
@@ -65,7 +66,7 @@ class Train:
         if fit.kkt_residual is not None:
             margin = "" if fit.normalised_margin is None else f", normalised margin {fit.normalised_margin:.3g}"
             print(f"KKT residual {fit.kkt_residual:.3g} (0 at the maximum margin){margin}.")
-        print(f"Weights are in {self.out}; palimpsest reconstruct {self.out} reads them.")
+        print(printable(f"Weights are in {self.out}; palimpsest reconstruct {self.out} reads them."))
 
 
 @dataclass
@@ -108,7 +109,7 @@ class Reconstruct:
                     )
             except KeyboardInterrupt:
                 raise InterruptedRunError(INTERRUPTED) from None
-        print(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them.")
+        print(printable(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them."))
 
     def _callbacks(self, variant: str) -> list[Callback]:
         """Each variant has its own sub-folder, because both count their steps from 0."""
@@ -132,7 +133,7 @@ class Report:
         with RunFolder(self.folder).locked() as folder:
             scores, page = jobs.report(folder, title=self.title)
         _print_table(scores)
-        print(f"\nThe report is {page}")
+        print("\n" + printable(f"The report is {page}"))
 
 
 @dataclass
@@ -214,7 +215,7 @@ class Bench:
             results = benchmark.compare(shape, device, effort, sweep=self.sweep, tick=tick)
         self._write(results)
         _print_timings(results)
-        print(f"\nThe figures are in {self.out}")
+        print("\n" + printable(f"The figures are in {self.out}"))
 
     def _write(self, results: Mapping[str, Any]) -> None:
         from palimpsest.benchmark.figure import draw  # no other command should wait for matplotlib
@@ -294,7 +295,7 @@ class Audit:
             )
         except KeyboardInterrupt:
             raise InterruptedRunError(INTERRUPTED) from None
-        print(*found.told, f"The report is {found.report}", sep="\n")
+        print(*found.told, printable(f"The report is {found.report}"), sep="\n")
 
 
 @dataclass
@@ -358,9 +359,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(sentence: str, *, status: int) -> int:
-    """One line, in which nothing that a file or a name put there speaks to the terminal."""
-    shown = "".join(c if c.isprintable() else " " if c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in sentence)
-    print(f"palimpsest: {shown}", file=sys.stderr)
+    print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
     return status
 
 

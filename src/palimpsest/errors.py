@@ -63,7 +63,7 @@ class RunFolderError(PalimpsestError):
 
 
 class StorageError(PalimpsestError, OSError):
-    """A file that could not be written; what stood there before is intact."""
+    """A file that could not be read or written; what stood there before is intact."""
 
 
 class ResourceError(PalimpsestError):

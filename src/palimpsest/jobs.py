@@ -13,6 +13,7 @@ import reprlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,7 +31,7 @@ from palimpsest.objectives import Objective
 from palimpsest.parametrisation import Subspace
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
-from palimpsest.runs import RunFolder, Snapshots
+from palimpsest.runs import RunFolder, Snapshots, variant
 from palimpsest.scoring import Score
 from palimpsest.training import Fit
 
@@ -206,8 +207,8 @@ def train(
     }
     network = {"image_shape": list(data.image_shape), "hidden": list(job.hidden), "outputs": _outputs(fit.model)}
     config = {"training": asdict(job), "trained": facts, "network": network, "images": _fingerprint(data)}
-    folder.forget_reconstructions()
     folder.write_training(config, fit.model.state_dict(), fit.initial)
+    folder.forget_reconstructions()
     return fit
 
 
@@ -226,7 +227,7 @@ def _watched(callback: Callable | None, steps: int) -> Callable[[dict[str, float
 def is_trained(folder: RunFolder, job: Training) -> bool:
     """Whether the folder holds the result of just this training."""
     try:
-        return _training(folder.config) == job and bool(folder.weights())
+        return _described(_training(folder.config)) == _described(job) and bool(folder.weights())
     except (RunFolderError, CheckpointError):
         return False
 
@@ -256,44 +257,61 @@ def reconstruct(
     objective, within = job.problem(model, initial, _training(config).loss)
     objective = objective.to(device)
     show = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
-    asked = _jsonable(asdict(job))
-    finished = _finished(folder, asked, again=again)
-    for variant in variants:
-        if variant in finished:
+    asked = _described(job)
+    done = _done(folder, asked, again=again)
+    for name in variants:
+        if name in done and done[name]["settings"] == asked:
             continue
-        if not folder.checkpoint.exists():
-            folder.forget_snapshots(variant)
-        splitting = job.splitting if variant == "with" else None
-        snapshots = Snapshots(folder, variant, every=8 * max(1, job.steps // 200), images=show)
-        began = time.monotonic()
-        rec = pal.reconstruct(
+        snapshots = Snapshots(
+            folder, name, owner=folder.owner_of(asked), every=8 * max(1, job.steps // 200), images=show
+        )
+        read = partial(
+            pal.reconstruct,
             objective,
             image_shape=image_shape,
             candidates=job.candidates,
             steps=job.steps,
             within=within,
-            splitting=splitting,
+            splitting=job.splitting if name == "with" else None,
             seed=job.seed,
             checkpoint=folder.checkpoint,
-            callbacks=[*callbacks, Journal(VARIANTS[variant], job.steps), snapshots],
+            callbacks=[*callbacks, Journal(VARIANTS[name], job.steps), snapshots],
             progress=progress,
             execution=execution,
         )
-        folder.add_variant(variant, rec, asked, time.monotonic() - began)
+        began = time.monotonic()
+        rec = _read(read, folder, again=again)
+        done[name] = variant(rec, asked, time.monotonic() - began)
+        folder.write_variants(done)
+    if other := {name for name, fields in done.items() if fields["settings"] != asked}:
+        folder.write_variants({name: fields for name, fields in done.items() if name not in other})
 
 
-def _finished(folder: RunFolder, asked: dict[str, Any], *, again: bool) -> set[str]:
-    """The variants that were made as asked. One made otherwise is in the way: a report compares both."""
-    done = folder.variants()
-    for variant, fields in done.items():
-        if other := _difference(fields["settings"], asked):
-            if again:
-                folder.forget_reconstructions()
-                return set()
+def _read(read: Callable[[], pal.Reconstruction], folder: RunFolder, *, again: bool) -> pal.Reconstruction:
+    """Go on from the checkpoint. Start over if it is of no use and may be replaced."""
+    try:
+        return read()
+    except CheckpointError:
+        if not again:
+            raise
+        folder.checkpoint.unlink(missing_ok=True)
+        return read()
+
+
+def _done(folder: RunFolder, asked: dict[str, Any], *, again: bool) -> dict[str, dict[str, Any]]:
+    """The finished variants. One made otherwise stays until its replacement is there, if that is asked for."""
+    try:
+        done = folder.variants()
+    except CheckpointError:
+        if not again:
+            raise
+        return {}
+    for name, fields in done.items():
+        if not again and (other := _difference(fields["settings"], asked)):
             raise RunFolderError(
-                f"{folder.path} holds a reconstruction {variant} splitting, with {other}; add --again to replace it"
+                f"{folder.path} holds a reconstruction {name} splitting, with {other}; add --again to replace it"
             )
-    return set(done)
+    return done
 
 
 def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
@@ -385,8 +403,9 @@ def _tuples(fields: dict[str, Any]) -> dict[str, Any]:
     return {name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
-def _jsonable(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+def _described(job: Training | Reading) -> dict[str, Any]:
+    """A job as JSON gives it back."""
+    return json.loads(json.dumps(asdict(job), default=str))
 
 
 def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Score], Path]:
@@ -396,6 +415,7 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
     """
     config = folder.config
     job = _training(config)
+    folder.weights()  # a report is about the weights that are here
     data = job.load()
     if _fingerprint(data) != _field(config, "images"):
         raise DataError("the images are no longer those that were trained on; restore the data, or train again")
@@ -442,7 +462,7 @@ def _shown(
     folder: RunFolder, name: str, fields: dict[str, Any], score: Score, scored: Callable[[Tensor], Score], mean: Tensor
 ) -> Variant:
     """A variant as the report shows it: the mean added to its candidates, the scores followed over its snapshots."""
-    snapshots = folder.snapshots(name)
+    snapshots = folder.snapshots(name, folder.owner_of(fields["settings"]))
     on_the_way = [(s["step"], scored(s["images"])) for s in snapshots]
     return Variant(
         name=VARIANTS[name],

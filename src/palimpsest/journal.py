@@ -7,15 +7,17 @@ the library is silent by itself.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from palimpsest.callbacks import Callback
 from palimpsest.state import State
+from palimpsest.storage import regular
 
 LOGGER = logging.getLogger("palimpsest")
 EVERY = 30.0  # seconds between two lines of progress
@@ -29,7 +31,9 @@ class _Quiet:
 
 
 class _File(_Quiet, logging.FileHandler):
-    pass
+    def _open(self) -> TextIO:  # type: ignore[override]
+        handle = regular(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
 
 
 class _Stream(_Quiet, logging.StreamHandler):
@@ -40,7 +44,12 @@ class _Stream(_Quiet, logging.StreamHandler):
 def into(path: Path) -> Iterator[None]:
     """Append every event to a file, with the time."""
     form = logging.Formatter("{asctime} {message}", "%Y-%m-%dT%H:%M:%S%z", style="{")
-    with _listening(_File(path, encoding="utf-8", errors="backslashreplace"), form):
+    try:
+        handler = _File(path)
+    except OSError:
+        yield
+        return
+    with _listening(handler, form):
         yield
 
 
@@ -71,7 +80,16 @@ def _listening(handler: logging.Handler, form: logging.Formatter) -> Iterator[No
 
 def note(event: str, *, private: bool = False) -> None:
     """Tell of an event, in one line; private ones are for the file alone."""
-    LOGGER.info(" ".join(event.split()), extra={"private": private})
+    LOGGER.info(printable(event), extra={"private": private})
+
+
+def printable(text: str) -> str:
+    """One line in which nothing that a file or a name put there speaks to the terminal.
+
+    >>> printable("runs/\\x1b[31mred\\nnext")
+    'runs/�[31mred next'
+    """
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
 
 
 class Pulse:

@@ -10,15 +10,21 @@ history.jsonl                the reconstructions' records, one a line
 scores.json, report.html     the verdict
 pictures.png                 the best reconstructions above the images they resemble
 log.txt                      what was done here and when, a line for each event
+
+config.json holds the checksums of both weight files, and every other file that is read again carries the checksum of
+config.json as its owner. So files of two trainings cannot be mistaken for those of one.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
+import os
 import platform
 import shlex
 import shutil
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -35,10 +41,22 @@ from palimpsest.checks import check_candidates, check_history, check_lineage, is
 from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError
 from palimpsest.reconstruction import Reconstruction
 from palimpsest.state import State
-from palimpsest.storage import FORMAT, load_tensors, packed, parse_json, save_tensors, write_atomically, write_together
+from palimpsest.storage import (
+    digest,
+    file_digest,
+    load_json,
+    load_tensors,
+    packed,
+    packed_json,
+    regular,
+    save_tensors,
+    write_atomically,
+    write_together,
+)
 
-LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
 OURS = {".lock", "log.txt"}  # what is in a folder before anything was done there
+CHEAP = OURS | {"config.json", "preflight.json", "plan.json"}  # what a failed job need not leave behind
+TRAIN_AGAIN = "train again with --again, or into a new folder"
 
 
 class RunFolder:
@@ -63,41 +81,75 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         elif not is_run:
             raise RunFolderError(f"{self.path} is not a run folder; make one with `palimpsest train --out {self.path}`")
-        with (self.path / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise RunFolderError(
-                    f"{self.path} is in use by another run; wait for it or choose another folder"
-                ) from error
-            try:
-                with journal.into(self.path / "log.txt"), _told():
-                    yield self
-            except BaseException:
-                if made and not self._holds_more():
-                    shutil.rmtree(self.path)
-                raise
+        lock = self._lock()
+        try:
+            self._put_in_order()
+            with journal.into(self.path / "log.txt"), _told():
+                yield self
+        except BaseException:
+            if made and not self._holds_work():
+                shutil.rmtree(self.path)
+            raise
+        finally:
+            os.close(lock)
+
+    def _lock(self) -> int:
+        path = self.path / ".lock"
+        try:
+            lock = regular(path, os.O_RDWR | os.O_CREAT)
+        except OSError as error:
+            raise RunFolderError(
+                f"cannot lock {path}: {error.strerror}; delete that file or choose another folder"
+            ) from error
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(lock)
+            raise RunFolderError(
+                f"{self.path} is in use by another run; wait for it or choose another folder"
+            ) from error
+        return lock
+
+    def _put_in_order(self) -> None:
+        """Remove what killed writes left. Refuse links, FIFOs and devices: all that is used here must lie here."""
+        for folder, folders, files in os.walk(self.path):
+            for path in (Path(folder, name) for name in (*folders, *files)):
+                mode = path.lstat().st_mode
+                if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+                    raise RunFolderError(
+                        f"{path} is a link or a device, not a file; delete it and give the same command again"
+                    )
+                if _is_leftover(path) and stat.S_ISREG(mode):
+                    path.unlink()
 
     def _holds_more(self) -> bool:
-        """Anything but our own, and what a write leaves behind that was killed half-way, which is nobody's work."""
-        names = [path.name for path in self.path.iterdir()]
-        return any(name not in OURS and not (name.startswith(".") and name.endswith(".part")) for name in names)
+        """Anything but our own files and the leftovers of killed writes."""
+        return any(path.name not in OURS and not _is_leftover(path) for path in self.path.iterdir())
+
+    def _holds_work(self) -> bool:
+        """Anything that took long to compute."""
+        return any(path.name not in CHEAP and path.is_file() for path in self.path.rglob("*"))
 
     # --- configuration and results --------------------------------------------------------------------
 
     @property
     def config(self) -> dict[str, Any]:
-        return self._read_json("config.json", remedy="train into a new folder")
+        return load_json(self.path / "config.json", remedy="train into a new folder")
+
+    @property
+    def owner(self) -> str:
+        """The identity of this run, which its files carry."""
+        return digest(self.config)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         self.write("config.json", _configuration(config))
 
     @property
     def scores(self) -> dict[str, Any]:
-        return self._read_json("scores.json", remedy="make it again with `palimpsest report`")
+        return load_json(self.path / "scores.json", remedy="make it again with `palimpsest report`")
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
-        self.write("scores.json", _json(scores))
+        self.write("scores.json", packed_json(scores))
 
     def write(self, name: str, content: bytes) -> Path:
         path = self.path / name
@@ -113,13 +165,20 @@ class RunFolder:
         files = {
             "initial.safetensors": packed(initial, {"what": "weights before training"}),
             "model.safetensors": packed(model, {"what": "weights after training"}),
-            "config.json": _configuration(config),
         }
+        checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
+        files["config.json"] = _configuration({**config, "weights": checksums})
         write_together({self.path / name: content for name, content in files.items()})
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-        """(trained, initial)."""
-        trained, initial = (load_tensors(self.path / f"{name}.safetensors")[0] for name in ("model", "initial"))
+        """(trained, initial), if they are those that config.json was written with."""
+        paths = [self.path / f"{name}.safetensors" for name in ("model", "initial")]
+        trained, initial = (load_tensors(path, remedy=TRAIN_AGAIN)[0] for path in paths)
+        if self.config.get("weights") != {path.name: file_digest(path) for path in paths}:
+            raise RunFolderError(
+                f"the weights in {self.path} are not those of its config.json, because a training was interrupted or a"
+                f" file was replaced; {TRAIN_AGAIN}"
+            )
         return trained, initial
 
     # --- reconstructions ----------------------------------------------------------------------------------
@@ -133,7 +192,7 @@ class RunFolder:
         path = self.path / "reconstruction.safetensors"
         if not path.exists():
             return {}
-        tensors, description = load_tensors(path)
+        tensors, description = load_tensors(path, owner=self.owner, remedy="delete it and reconstruct again")
         try:
             found = {name: dict(fields) for name, fields in description["variants"].items()}
             for key, t in tensors.items():
@@ -145,42 +204,38 @@ class RunFolder:
             raise CheckpointError(f"{path} is damaged ({error}); delete it and reconstruct again") from error
         return found
 
-    def add_variant(self, name: str, rec: Reconstruction, settings: Mapping[str, Any], seconds: float) -> None:
-        variants = self.variants()
-        variants[name] = {
-            "images": rec.images,
-            "multipliers": rec.multipliers,
-            "ids": rec.ids,
-            "lineage": rec.lineage,
-            "history": rec.history,
-            "settings": dict(settings),
-            "loss": rec.loss,
-            "outcome": str(rec.outcome),
-            "certificate": str(rec.certificate),
-            "seconds": seconds,
-        } | ({} if rec.labels is None else {"labels": rec.labels})
+    def write_variants(self, variants: Mapping[str, Mapping[str, Any]]) -> None:
+        """Replace the finished reconstructions. Then remove what was written about those before."""
         tensors = {f"{n}/{k}": v for n, fields in variants.items() for k, v in fields.items() if isinstance(v, Tensor)}
         rest = {n: {k: v for k, v in fields.items() if not isinstance(v, Tensor)} for n, fields in variants.items()}
         lines = [json.dumps({"variant": n} | entry) for n, fields in rest.items() for entry in fields["history"]]
         files = {
             "history.jsonl": ("\n".join(lines) + "\n").encode(),
-            "reconstruction.safetensors": packed(tensors, {"variants": rest}),
+            "reconstruction.safetensors": packed(tensors, {"variants": rest}, owner=self.owner),
         }
         write_together({self.path / name: content for name, content in files.items()})
-        self.checkpoint.unlink(missing_ok=True)
+        self._forget_snapshots({name: self.owner_of(fields["settings"]) for name, fields in variants.items()})
+        self._forget("checkpoint.safetensors", "scores.json", "pictures.png", "report.html")
 
-    def snapshots(self, variant: str) -> list[dict[str, Any]]:
-        """Candidates on their way, in order: step, ids, images."""
+    def owner_of(self, settings: Mapping[str, Any]) -> str:
+        """The identity of a reconstruction with these settings, which its snapshots carry."""
+        return digest(self.owner, settings)
+
+    def snapshots(self, variant: str, owner: str | None = None) -> list[dict[str, Any]]:
+        """Candidates on their way, in order: step, ids, images.
+
+        Only a figure shows them, so a damaged one is left out, and the log says so.
+        """
         found = []
-        for path in sorted((self.path / "snapshots").glob(f"{variant}-*.safetensors")):
-            tensors, description = load_tensors(path)
+        for path in self._snapshot_files(variant):
             try:
-                check_candidates(tensors["images"], tensors["ids"])
-                require(is_count(description["step"]), "no step")
-            except (KeyError, ValueError) as error:
-                raise CheckpointError(f"{path} is damaged ({error}); delete it") from error
-            found.append(description | tensors)
+                found.append(_snapshot(path, owner))
+            except CheckpointError as error:
+                journal.note(f"a snapshot is left out: {error}", private=True)
         return found
+
+    def _snapshot_files(self, variant: str) -> list[Path]:
+        return sorted((self.path / "snapshots").glob(f"{variant}-*.safetensors"))
 
     def holds_weights(self) -> bool:
         return (self.path / "model.safetensors").exists()
@@ -192,37 +247,60 @@ class RunFolder:
     def forget_reconstructions(self) -> None:
         """Remove what belongs to a former training."""
         made = "checkpoint.safetensors reconstruction.safetensors history.jsonl scores.json pictures.png report.html"
-        for name in made.split():
+        self._forget(*made.split())
+        self._forget_snapshots({})
+
+    def _forget(self, *names: str) -> None:
+        for name in names:
             (self.path / name).unlink(missing_ok=True)
-        for variant in ("with", "without"):
-            self.forget_snapshots(variant)
 
-    def forget_snapshots(self, variant: str) -> None:
-        for path in (self.path / "snapshots").glob(f"{variant}-*.safetensors"):
-            path.unlink()
-
-    # --- JSON -----------------------------------------------------------------------------------------------
-
-    def _read_json(self, name: str, *, remedy: str) -> dict[str, Any]:
-        path = self.path / name
-        try:
-            with path.open("rb") as file:
-                content = parse_json(file.read(LARGEST_JSON))
-        except FileNotFoundError as error:
-            raise RunFolderError(f"{self.path} has no {name}; {remedy}") from error
-        except (ValueError, OSError) as error:
-            raise RunFolderError(f"{path} is not readable; {remedy}") from error
-        if content.get("format") != FORMAT:
-            raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
-        return content
+    def _forget_snapshots(self, owners: Mapping[str, str]) -> None:
+        """Remove all snapshots but those of each variant's owner."""
+        for name in ("with", "without"):
+            for path in self._snapshot_files(name):
+                if name not in owners or not _is_sound(path, owners[name]):
+                    path.unlink()
 
 
 def _configuration(config: Mapping[str, Any]) -> bytes:
-    return _json({"versions": versions(), **config})
+    return packed_json({"versions": versions(), **config})
 
 
-def _json(content: Mapping[str, Any]) -> bytes:
-    return (json.dumps({"format": FORMAT, **content}, indent=1, default=str) + "\n").encode()
+def _is_leftover(path: Path) -> bool:
+    """Whether a killed write left this."""
+    return path.name.startswith(".") and path.suffix == ".part"
+
+
+def variant(rec: Reconstruction, settings: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    """What is kept of a finished reconstruction."""
+    return {
+        "images": rec.images,
+        "multipliers": rec.multipliers,
+        "ids": rec.ids,
+        "lineage": rec.lineage,
+        "history": rec.history,
+        "settings": dict(settings),
+        "loss": rec.loss,
+        "outcome": str(rec.outcome),
+        "seconds": seconds,
+    } | ({} if rec.labels is None else {"labels": rec.labels})
+
+
+def _is_sound(path: Path, owner: str) -> bool:
+    try:
+        return bool(_snapshot(path, owner))
+    except CheckpointError:
+        return False
+
+
+def _snapshot(path: Path, owner: str | None) -> dict[str, Any]:
+    tensors, description = load_tensors(path, owner=owner)
+    try:
+        check_candidates(tensors["images"], tensors["ids"])
+        require(is_count(description["step"]), "no step")
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged ({error}); delete it") from error
+    return description | tensors
 
 
 @contextmanager
@@ -254,8 +332,11 @@ def _check_variant(fields: dict[str, Any]) -> None:
 class Snapshots(Callback):
     """Keeps the candidates every so many steps, each time in a file of its own, so that no interruption loses them."""
 
-    def __init__(self, folder: RunFolder, variant: str, *, every: int, images: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, folder: RunFolder, variant: str, *, owner: str, every: int, images: Callable[[Tensor], Tensor]
+    ) -> None:
         self.directory, self.variant, self.every, self.images = folder.path / "snapshots", variant, every, images
+        self.owner = owner
         self.directory.mkdir(exist_ok=True)
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
@@ -267,7 +348,8 @@ class Snapshots(Callback):
 
     def _keep(self, state: State) -> None:
         path = self.directory / f"{self.variant}-{state.step:08d}.safetensors"
-        save_tensors(path, {"ids": state.ids, "images": self.images(state.x)}, {"step": state.step})
+        content = {"ids": state.ids, "images": self.images(state.x)}
+        save_tensors(path, content, {"step": state.step}, owner=self.owner)
 
 
 def versions() -> dict[str, str]:

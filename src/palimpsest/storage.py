@@ -1,9 +1,17 @@
-"""Files that are either whole or not there: atomic writes of tensors with a description, and strict reading."""
+"""Files that are either whole or not there: atomic writes, and strict reading.
+
+Every file carries a checksum of its content and the name of its owner: the run whose other files it belongs to. A file
+that is damaged, or that was copied from another run, is refused when it is read.
+"""
 
 from __future__ import annotations
 
+import errno
+import hashlib
+import io
 import json
 import os
+import stat
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
@@ -12,12 +20,15 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
+import torch
 from torch import Tensor
 
-from palimpsest.errors import CheckpointError, StorageError
+from palimpsest.errors import CheckpointError, RunFolderError, StorageError
 
-FORMAT = 2  # of every file that is written; another number is another version, and is refused
+FORMAT = 3  # of every file that is written; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
+LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
+MAKE_AGAIN = "delete it and give the same command again"
 os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
 
 
@@ -57,7 +68,63 @@ def _beside(path: Path, data: bytes) -> Path:
     return Path(name)
 
 
-def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> bytes:
+# --- opening -----------------------------------------------------------------------------------------
+
+
+def open_regular(path: Path | str, *, follow: bool = False) -> io.BufferedReader:
+    """Open a regular file for reading. Anything else is an OSError at once: a FIFO or a device might never end.
+
+    Inside a run folder links are not followed; a file that a user names may be a link (``follow``).
+    """
+    return os.fdopen(regular(path, os.O_RDONLY, follow=follow), "rb")
+
+
+def regular(path: Path | str, flags: int, *, follow: bool = False) -> int:
+    """A handle of a regular file, opened without waiting and without following a link unless told to."""
+    try:
+        handle = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW), 0o666)
+    except OSError as error:
+        if error.errno == errno.ELOOP and not follow:
+            raise OSError(errno.ELOOP, "it is a symbolic link", str(path)) from error
+        raise
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return handle
+
+
+def _unreadable(path: Path | str, error: OSError) -> StorageError:
+    return StorageError(
+        f"cannot read {path}: {error.strerror or error}; put that right and give the same command again"
+    )
+
+
+# --- checksums ---------------------------------------------------------------------------------------
+
+
+def digest(*content: Any) -> str:
+    """SHA-256 of JSON values, whatever the order of their keys."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def file_digest(path: Path | str) -> str:
+    """SHA-256 of a file, as `sha256sum` gives it."""
+    with open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _tensor_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    found = hashlib.sha256(json.dumps(texts).encode())
+    for name, t in sorted(tensors.items()):
+        found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
+        found.update(t.reshape(-1).view(torch.uint8).numpy().data)
+    return found.hexdigest()
+
+
+# --- tensors -----------------------------------------------------------------------------------------
+
+
+def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, owner: str = "") -> bytes:
     """Tensors and a JSON description as one safetensors file, under the number of our format."""
     contiguous = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
     owners = Counter(t.untyped_storage().data_ptr() for t in contiguous.values())
@@ -65,28 +132,76 @@ def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> byt
         name: t.clone() if owners[t.untyped_storage().data_ptr()] > 1 else t for name, t in contiguous.items()
     }
     text = json.dumps({"format": FORMAT, **description})
-    return safetensors.torch.save(apart, metadata={"palimpsest": text})
+    checked = {"palimpsest": text, "owner": owner, "sha256": _tensor_digest(apart, text, owner)}
+    return safetensors.torch.save(apart, metadata=checked)
 
 
-def save_tensors(path: Path | str, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> None:
+def save_tensors(
+    path: Path | str, tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, owner: str = ""
+) -> None:
     """Tensors and a JSON description in one safetensors file, atomically."""
-    write_atomically(path, packed(tensors, description))
+    write_atomically(path, packed(tensors, description, owner=owner))
 
 
-def load_tensors(path: Path | str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote; anything else is refused. Nothing in the file is ever executed."""
+def load_tensors(
+    path: Path | str, *, owner: str | None = None, remedy: str = MAKE_AGAIN
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote for this owner (any owner, if None); anything else is refused.
+
+    Nothing in the file is ever executed.
+    """
     try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            description = parse_json((file.metadata() or {})["palimpsest"])
-            if description.get("format") != FORMAT:
-                raise CheckpointError(f"{path} was saved by another version of Palimpsest; start afresh")
-            # Copied to where torch would have put them: some CPUs round otherwise where memory is not aligned alike.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-        return tensors, description
+        with open_regular(path) as file:
+            content = file.read()
+        loaded = safetensors.torch.load(content)
+        metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+        description = parse_json(metadata["palimpsest"])
+        if description.get("format") != FORMAT:
+            raise CheckpointError(f"{path} was saved by another version of Palimpsest; {remedy}")
+        # Copied to where torch would have put them: some CPUs round otherwise where memory is not aligned alike.
+        tensors = {name: t.clone() for name, t in loaded.items()}
+        sound = metadata["sha256"] == _tensor_digest(tensors, metadata["palimpsest"], metadata["owner"])
     except FileNotFoundError as error:
-        raise CheckpointError(f"there is no file {path}; check the path") from error
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError, OSError) as error:
-        raise CheckpointError(f"{path} is not a file that Palimpsest saved, or it is damaged; start afresh") from error
+        raise CheckpointError(f"there is no file {path}; {remedy}") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise CheckpointError(f"{path} is damaged, or Palimpsest did not save it; {remedy}") from error
+    if not sound:
+        raise CheckpointError(f"{path} is damaged: its checksum is wrong; {remedy}")
+    if owner not in (None, metadata["owner"]):
+        raise CheckpointError(f"{path} belongs to another run; {remedy}")
+    return tensors, description
+
+
+# --- JSON --------------------------------------------------------------------------------------------
+
+
+def packed_json(content: Mapping[str, Any], *, owner: str = "") -> bytes:
+    """A JSON object with the number of our format, its owner and its checksum."""
+    plain = json.loads(json.dumps({"format": FORMAT, "owner": owner, **content}, default=str))
+    return (json.dumps(plain | {"sha256": digest(plain)}, indent=1) + "\n").encode()
+
+
+def load_json(path: Path | str, *, owner: str | None = None, remedy: str = MAKE_AGAIN) -> dict[str, Any]:
+    """The content that `packed_json` was given for this owner (any owner, if None); anything else is refused."""
+    try:
+        with open_regular(path) as file:
+            content = parse_json(file.read(LARGEST_JSON))
+    except FileNotFoundError as error:
+        raise RunFolderError(f"there is no file {path}; {remedy}") from error
+    except OSError as error:
+        raise _unreadable(path, error) from error
+    except ValueError as error:
+        raise RunFolderError(f"{path} is damaged, or Palimpsest did not write it; {remedy}") from error
+    sound = content.pop("sha256", None) == digest(content)
+    if content.pop("format", None) != FORMAT:
+        raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
+    if not sound:
+        raise RunFolderError(f"{path} is damaged: its checksum is wrong; {remedy}")
+    if content.pop("owner", None) != owner and owner is not None:
+        raise RunFolderError(f"{path} belongs to another run; {remedy}")
+    return content
 
 
 def parse_json(text: str | bytes) -> dict[str, Any]:

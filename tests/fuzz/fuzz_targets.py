@@ -14,7 +14,7 @@ import fuzz_seeds as seeds
 import torch
 
 import palimpsest as pal
-from palimpsest import datasets, jobs
+from palimpsest import datasets, jobs, runs
 from palimpsest.callbacks import Checkpoint
 from palimpsest.parametrisation import Everywhere
 from palimpsest.runs import RunFolder
@@ -22,6 +22,7 @@ from palimpsest.solver import Settings, Solver
 from palimpsest.state import State
 
 CPU = torch.device("cpu")
+SEALED = [by.sealed(by.safetensors_header), by.sealed(by.blindly)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +161,7 @@ def of_states(folder: Path) -> dict[str, Target]:
     return {
         "state": Target(
             file="checkpoint.safetensors", read=resumed, sound=[saved(states[i]) for i in (0, 3, -1)],
-            nasty=seeds.SAFETENSORS_NASTY, ways=[by.safetensors_header],
+            nasty=seeds.SAFETENSORS_NASTY, ways=SEALED,
         )
     }  # fmt: skip
 
@@ -180,7 +181,7 @@ def of_runs(made: Path) -> dict[str, Target]:
             prepare=lambda folder: shutil.copytree(made, folder, dirs_exist_ok=True),
             sound=[(made / file).read_bytes()],
             nasty=() if harmless else seeds.JSON_NASTY if in_json else seeds.SAFETENSORS_NASTY,
-            ways=[by.json_text] if in_json else [by.safetensors_header],
+            ways=[by.sealed(by.json_text)] if in_json else SEALED,
             share=share,
         )
 
@@ -197,7 +198,7 @@ def of_runs(made: Path) -> dict[str, Target]:
         "run weights": target("model.safetensors", of_network),
         "scores": target("scores.json", lambda folder: RunFolder(folder).scores),
         "reconstruction": target(reconstruction, lambda folder: RunFolder(folder).variants()),
-        "snapshot": target(snapshot, lambda folder: RunFolder(folder).snapshots("with")),
+        "snapshot": target(snapshot, lambda folder: runs._snapshot(folder / snapshot, None)),
         "report of config": target("config.json", reported, share=0.02, harmless=True),
         "report of reconstruction": target(reconstruction, reported, share=0.02, harmless=True),
         "report of snapshot": target(snapshot, reported, share=0.01, harmless=True),

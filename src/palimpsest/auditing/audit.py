@@ -12,7 +12,9 @@ audit.json, report.html    the verdict and everything behind it
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -34,18 +36,29 @@ from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objec
 from palimpsest.auditing.subject import Factory, Subject, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import AuditVerdict, Evidence, PositiveControl, judge
-from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, RunFolderError
+from palimpsest.checks import built
+from palimpsest.errors import (
+    DivergenceError,
+    InvalidInputError,
+    NoGradientError,
+    PalimpsestError,
+    RunFolderError,
+    TrainingDivergedError,
+)
 from palimpsest.journal import note
 from palimpsest.objectives import Objective
 from palimpsest.report.audit import render_audit
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Outcome, Score, score
-from palimpsest.storage import save_tensors
+from palimpsest.storage import digest, save_tensors
 from palimpsest.training import train
 from palimpsest.weights import fit_into
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is
+PROBES, PROBED = 2, 64  # images by which a network is known again, and outputs of each
+ALIKE = 1e-3  # of the largest output: more than another machine's rounding, less than another network's difference
+UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
 
 
@@ -159,27 +172,61 @@ def audit(
     examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
     check_method(examined, chosen.method)
     with RunFolder(out).locked(create=True) as folder:
-        _claim(folder, examined, chosen, truth)
+        _claim(folder, examined, network, chosen, truth)
         return _Auditor(folder, examined, chosen, truth, torch.device(device), began).run()
 
 
-def _claim(folder: RunFolder, examined: Subject, options: Options, truth: Truth | None) -> None:
+def _claim(folder: RunFolder, examined: Subject, network: str | Factory, options: Options, truth: Truth | None) -> None:
     """Make the folder this audit's; refuse it if it is another's."""
     asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
     mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _identity(examined, truth)}
+    code, outputs = _code(network), _outputs(examined)
     if not (folder.path / "config.json").exists():
-        folder.write_config({"audit": mine})
-    if (other := folder.config.get("audit")) != mine:
-        what = _what_differs(other, mine)
+        folder.write_config({"audit": mine | {"network": {"code": code, "outputs": outputs}}})
+    other: Any = folder.config.get("audit")
+    if what := _what_differs(other, mine, outputs):
         raise RunFolderError(f"{folder.path} holds another run ({what}); choose another folder, or repeat its command")
+    if other["network"]["code"] != code:
+        note("the code of the network changed, but it gives the same outputs")
 
 
-def _what_differs(other: Any, mine: Mapping[str, Any]) -> str:
-    if not isinstance(other, dict) or not isinstance(other.get("options"), dict):
+def _what_differs(other: Any, mine: Mapping[str, Any], outputs: list[float]) -> str:
+    """In what the audit that a folder holds is another one; nothing if it is this one."""
+    if not isinstance(other, dict) or other.keys() != {*mine, "network"}:
         return "it is no audit"
     names = [name for name, value in mine["options"].items() if other["options"].get(name) != value]
-    names += [] if other.get("identity") == mine["identity"] else ["the weights or images"]
-    return f"with other {', '.join(names)}" if names else "of another version"
+    names += [] if other["identity"] == mine["identity"] else ["weights or images"]
+    names += [] if _alike(other["network"]["outputs"], outputs) else ["network"]
+    if names:
+        return f"with other {', '.join(names)}"
+    return "" if {name: other[name] for name in mine} == mine else "of another version"
+
+
+def _code(network: str | Factory) -> dict[str, str | None]:
+    """The name of the network's code, and a checksum of it where it can be read."""
+    name = network if isinstance(network, str) else getattr(network, "__qualname__", type(network).__qualname__)
+    place = name.rpartition(":")[0]
+    try:
+        if not isinstance(network, str):
+            source = inspect.getsource(network).encode()
+        else:
+            source = Path(place if place.endswith(".py") else inspect.getfile(sys.modules[place])).read_bytes()
+    except (OSError, TypeError, KeyError):  # made in a console, or compiled
+        return {"name": name, "sha256": None}
+    return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
+
+
+def _outputs(examined: Subject) -> list[float]:
+    """What the network says to a fixed probe: weights alone do not tell a ReLU from a tanh."""
+    probe = 0.2 * torch.randn(PROBES, *examined.image_shape, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        return examined.model(probe).reshape(PROBES, -1)[:, :PROBED].flatten().tolist()
+
+
+def _alike(before: list[float], now: list[float]) -> bool:
+    a, b = torch.tensor(before), torch.tensor(now)
+    largest = float(torch.where(b.isfinite(), b, 0.0).abs().max())
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=ALIKE * largest, equal_nan=True)
 
 
 def _identity(examined: Subject, truth: Truth | None) -> str:
@@ -205,7 +252,7 @@ class _Auditor:
         began: float,
     ) -> None:
         self.folder, self.subject, self.options, self.truth = folder, examined, options, truth
-        self.device = device
+        self.device, self.owner = device, folder.owner
         self.clock = Clock(began + 60 * options.minutes - RESERVE)
 
     def run(self) -> Audit:
@@ -249,7 +296,8 @@ class _Auditor:
         def find() -> dict[str, Any]:
             return preflight(self.subject, method=self.options.method, weight_decay=self.options.weight_decay).to_json()
 
-        found = stages.facts(self.folder.path / "preflight.json", find, lambda fields: Preflight(**fields))
+        path = self.folder.path / "preflight.json"
+        found = stages.facts(path, self.owner, find, lambda fields: built(Preflight, fields))
         note(f"method {found.method}: {found.why}")
         if found.warning:
             note(f"beware: {found.warning}")
@@ -273,7 +321,8 @@ class _Auditor:
         path = self.folder.path / "plan.json"
         if path.exists():
             note("following the plan this folder holds; for a better reading, give another --out and more --minutes")
-        plan = stages.facts(path, find, Plan.from_json)
+        plan = stages.facts(path, self.owner, find, Plan.from_json)
+        self.owner = digest(self.owner, plan.to_json())  # what is read belongs to this plan
         nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
         note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
         return plan
@@ -316,9 +365,10 @@ class _Auditor:
                 finished = False
                 if role == "subject" and len(runs["subject"]) < 2:
                     run = self.so_far(plan)
-            except PalimpsestError as error:
-                if role == "subject":
+            except UNTRAINABLE as error:
+                if role != "positive":
                     raise
+                self.subject.fresh()  # a factory that fails says nothing of the control, and is told as it is
                 note(f"there is no {role} control: {error}")
                 impossible.add(role)
             if run is not None and len(run.images):
@@ -339,7 +389,7 @@ class _Auditor:
             seed = 1000 * plan.seed + number
             return read(problem, self.subject.image_shape, plan, seed=seed, checkpoint=checkpoint, clock=self.clock)
 
-        run = stages.tensors(path, find, _run)
+        run = stages.tensors(path, self.owner, find, _run)
         checkpoint.unlink(missing_ok=True)
         return run
 
@@ -378,7 +428,7 @@ class _Auditor:
             fit_into(model, parts["final"])
             return model, parts["initial"]
 
-        return stages.tensors(self.folder.path / "control.safetensors", find, read)
+        return stages.tensors(self.folder.path / "control.safetensors", self.owner, find, read)
 
     # --- judging ---------------------------------------------------------------------------------
 
@@ -413,7 +463,7 @@ class _Auditor:
             labels = truth.labels_for(self.subject.outputs).to(self.device)
             return {"floor": floor(problem, truth.seen, labels)}
 
-        return stages.facts(self.folder.path / "floor.json", find, lambda fields: float(fields["floor"]))
+        return stages.facts(self.folder.path / "floor.json", self.owner, find, lambda fields: float(fields["floor"]))
 
     def report(self, found: Audit) -> Audit:
         numbers = {name: getattr(found.ranking, name) for name in ("images", "probability", "agreement")}

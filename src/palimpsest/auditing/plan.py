@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palimpsest.auditing.preflight import Preflight
+from palimpsest.checks import built
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
@@ -56,7 +57,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Plan:
-        return cls(**fields | {"at": tuple(fields["at"])})
+        return built(cls, fields)
 
     def runs(self, *, controls: bool) -> list[tuple[str, int]]:
         """(role, number) of every reconstruction, those without which there is no verdict first."""

@@ -6,46 +6,46 @@ with the same numbers as one that never was.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
-from palimpsest.errors import RunFolderError
-from palimpsest.storage import load_tensors, parse_json, save_tensors, write_atomically
+from palimpsest.errors import PalimpsestError, RunFolderError
+from palimpsest.storage import MAKE_AGAIN, load_json, load_tensors, packed_json, save_tensors, write_atomically
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]
 Found = TypeVar("Found")
 
 
-def facts(path: Path, find: Callable[[], Mapping[str, Any]], read: Callable[[Facts], Found]) -> Found:
-    """What the JSON file at a path says; it is found and written now unless it was before."""
+def facts(path: Path, owner: str, find: Callable[[], Mapping[str, Any]], read: Callable[[Facts], Found]) -> Found:
+    """What the owner's JSON file at a path says; it is found and written now unless it was before."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, (json.dumps(find(), indent=1) + "\n").encode())
-    try:
-        return read(parse_json(path.read_bytes()))
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path) from error
+        write_atomically(path, packed_json(find(), owner=owner))
+    return _understood(path, lambda: read(load_json(path, owner=owner)))
 
 
 def tensors(
     path: Path,
+    owner: str,
     find: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
     read: Callable[[Tensors, Facts], Found],
 ) -> Found:
-    """What the tensors at a path and their description say; they are computed and written now unless they were."""
+    """What the owner's tensors at a path and their description say; they are computed now unless they were before."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, *find())
+        save_tensors(path, *find(), owner=owner)
+    return _understood(path, lambda: read(*load_tensors(path, owner=owner)))
+
+
+def _understood(path: Path, read: Callable[[], Found]) -> Found:
+    """What is read; content that no audit writes is an error of the folder, all else is told as it is."""
     try:
-        return read(*load_tensors(path))
+        return read()
+    except PalimpsestError:
+        raise
     except (ValueError, KeyError, TypeError) as error:
-        raise _unreadable(path) from error
-
-
-def _unreadable(path: Path) -> RunFolderError:
-    return RunFolderError(f"{path} is not what an audit writes; delete it, and the audit makes it again")
+        raise RunFolderError(f"{path} does not hold what an audit writes; {MAKE_AGAIN}") from error

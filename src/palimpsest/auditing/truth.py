@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError, InvalidInputError
+from palimpsest.storage import open_regular
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
     """One number, one for each channel (0.5,0.4,0.4), or an image of them in an .npy file, as a (C, H, W) tensor."""
     try:
         if text.endswith(".npy"):
-            values = torch.from_numpy(np.load(text, allow_pickle=False)).float()
+            with open_regular(text, follow=True) as file:
+                values = torch.from_numpy(np.load(file, allow_pickle=False)).float()
         else:
             values = torch.tensor([float(part) for part in text.split(",")]).view(-1, 1, 1)
         return values.expand(image_shape).clone()

@@ -12,6 +12,7 @@ from numpy.lib import format as npy
 from palimpsest.datasets import files
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
+from palimpsest.storage import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LIMIT = 1 << 30  # bytes of one array: many times what a set of small images needs
@@ -21,7 +22,7 @@ SUSPICIOUS, RATIO = 1 << 26, 100  # so many bytes out of so few: images do not c
 def read(path: Path) -> Source:
     """Images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, bytes or in [0, 1]; whole labels."""
     try:
-        with files.reading(path), zipfile.ZipFile(path) as archive:
+        with files.reading(path), open_regular(path, follow=True) as file, zipfile.ZipFile(file) as archive:
             images, labels = (_array(archive, path, name) for name in ("images", "labels"))
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the latter two: encrypted
         raise DataError(f"{path} is no readable .npz file; write it again with numpy.savez") from error

@@ -15,6 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from palimpsest.errors import DataError
+from palimpsest.storage import open_regular
 
 IDX_LIMIT = 1 << 26  # 64 MiB; the largest MNIST file has 45 MiB
 ARCHIVE_LIMIT = 1 << 29  # 512 MiB, unpacked; the official CIFAR-10 archive has 176 MiB
@@ -58,7 +59,7 @@ def read_up_to(stream: Readable, limit: int) -> bytes:
 
 def read_bytes(path: Path, *, limit: int) -> bytes:
     """A whole file, refused when it is longer than `limit`."""
-    with reading(path), path.open("rb") as stream:
+    with reading(path), open_regular(path, follow=True) as stream:
         content = read_up_to(stream, limit + 1)
     if len(content) > limit:
         raise DataError(f"{path} is longer than the {limit} bytes its format allows; use the official file")
@@ -71,7 +72,8 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     The header is four bytes (0, 0, 8 for unsigned bytes, number of dimensions), then each dimension as a
     big-endian 32-bit integer. It is believed only after the content turned out to have exactly that size.
     """
-    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
+    zipped = path.suffix == ".gz"
+    with reading(path), open_regular(path, follow=True) as file, gzip.open(file) if zipped else file as stream:
         header = stream.read(4 + 4 * dimensions)
         if len(header) < 4 + 4 * dimensions:
             raise DataError(f"{path} is truncated inside its header; fetch it again")
@@ -92,7 +94,7 @@ def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
 def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str, bytes]:
     """Some files inside a gzipped tar archive, in order, none longer than `limit`."""
     contents: dict[str, bytes] = {}
-    with reading(path), tarfile.open(path, "r:gz") as archive:
+    with reading(path), open_regular(path, follow=True) as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
         for member in archive:
             if member.offset_data + member.size > ARCHIVE_LIMIT:
                 raise DataError(f"{path} unpacks to more than the official archive; use that one")

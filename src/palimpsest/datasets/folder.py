@@ -10,6 +10,7 @@ import numpy as np
 from palimpsest.datasets import files
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
+from palimpsest.storage import open_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")
@@ -68,10 +69,10 @@ def _decoded(path: Path) -> tuple[str, np.ndarray]:
     """The kind of pixels that a file has, and their bytes."""
     from PIL import Image
 
-    with Image.open(path, formats=("PNG", "JPEG")) as image:
+    with open_regular(path, follow=True) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
             raise DataError(f"{path} has {width}×{height} pixels; bring the images to a size that a network takes")
         image.verify()  # checks what decoding does not, but leaves the file unusable
-    with Image.open(path, formats=("PNG", "JPEG")) as image:
+    with open_regular(path, follow=True) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
         return image.mode, np.array(image.convert("L" if image.mode in GREY else "RGB"))
