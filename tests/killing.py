@@ -2,8 +2,8 @@
 
 python tests/killing.py 50        prints one line for each audit; exit status 0 if the reports are equal
 
-The audit kills itself when it is about to open, replace or delete a file, so that the moments of death depend on what
-it has done and not on the speed of the machine.
+The process strikes itself when it is about to open, replace or delete a file, so that the moment depends on what it has
+done and not on the speed of the machine.
 """
 
 from __future__ import annotations
@@ -20,33 +20,47 @@ from typing import NamedTuple
 
 import numpy as np
 
+import palimpsest_entry
+
 TESTS = Path(__file__).parent
 QUICK = "--samples 4 --candidates 6 --steps 30 --restarts 2 --tangents 1 --control-steps 20 --minutes 60".split()
 
 
 class Moment(NamedTuple):
-    """When to die: at the given file operation, counted from the first one at which a file of the audit exists."""
+    """When a process is struck: at this file operation in its folder, counted from when a file of that name exists."""
 
     file: str
     operation: int = 1
 
 
-MORTAL = """
-import os, signal, sys
-folder, last, left = *sys.argv[1:3], int(sys.argv[3])
+STRUCK = """
+import os, runpy, signal, sys
+folder, file, left, number = *sys.argv[1:3], *map(int, sys.argv[3:5])
 
 def watch(event, arguments):
     global left
     operation = event in ("os.rename", "os.remove") or (event == "open" and arguments[2] & (os.O_WRONLY | os.O_RDWR))
-    if operation and str(arguments[0]).startswith(folder) and os.path.exists(os.path.join(folder, last)):
+    if operation and str(arguments[0]).startswith(folder) and os.path.exists(os.path.join(folder, file)):
         left -= 1
-        if not left:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if left == 0:
+            os.kill(os.getpid(), number)
 
 sys.addaudithook(watch)
-from palimpsest.cli import main
-sys.exit(main(["audit", "--out", folder, *sys.argv[4:]]))
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here, as it is under nohup
+sys.argv = sys.argv[5:]
+runpy.run_path(sys.argv[0], run_name="__main__")
 """
+COMMAND_LINE = palimpsest_entry.__file__
+NEVER = Moment("", 0)
+
+
+def struck(
+    words: list[str | Path], folder: Path, moment: Moment, number: int = signal.SIGKILL
+) -> subprocess.CompletedProcess:
+    """Run a script, with its arguments, that works in a folder, and send it a signal at a moment."""
+    command = [sys.executable, "-c", STRUCK, str(folder), *map(str, moment), str(int(number)), *map(str, words)]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}  # sums in one order
+    return subprocess.run(command, capture_output=True, encoding="utf-8", env=environment, check=False)
 
 
 def prepared(folder: Path) -> list[str]:
@@ -65,15 +79,13 @@ def prepared(folder: Path) -> list[str]:
 
 def killed(arguments: list[str], out: Path, moments: Iterable[Moment]) -> int:
     """Run an audit to its end, killed at one moment after the other; the number of kills."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    for kills, moment in enumerate([*moments, Moment("", 0)]):
-        command = [sys.executable, "-c", MORTAL, str(out), *map(str, moment), *arguments]
-        run = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment, check=False)
+    for kills, moment in enumerate([*moments, NEVER]):
+        run = struck([COMMAND_LINE, "audit", "--out", out, *arguments], out, moment)
         if run.returncode == 0:
             return kills
         if run.returncode != -signal.SIGKILL:
             break
-    raise RuntimeError(f"after {kills} kills: {run.stderr.decode()}")
+    raise RuntimeError(f"after {kills} kills: {run.stderr}")
 
 
 def main(kills: int) -> int:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ import torch
 from PIL import Image
 
 import palimpsest as pal
+from killing import COMMAND_LINE, NEVER, Moment, struck
 from palimpsest import jobs, storage
 from palimpsest.cli import main
 from palimpsest.runs import RunFolder
@@ -269,22 +269,19 @@ def test_help_teaches(capsys):
 
 def test_ctrl_c_saves_and_the_same_command_goes_on(tmp_path):
     torn, whole = tmp_path / "torn", tmp_path / "whole"
-    long = ["--candidates", "10", "--steps", "3000", "--seed", "3", "--splitting", "with"]
     for folder in (torn, whole):
         assert main(["train", "--out", str(folder), *SMALL, "--steps", "50"]) == 0
-    command = [sys.executable, "-m", "palimpsest.cli", "reconstruct", str(torn), *long]
-    environment = os.environ | {"OMP_NUM_THREADS": str(torch.get_num_threads())}  # sums in one order
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
-    while not list(torn.glob("snapshots/with-*")):
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    _, message = process.communicate(timeout=20)
-    assert process.returncode == 1
-    assert "go on with" in message
+    reading = ["--candidates", "10", "--steps", "400", "--seed", "3", "--splitting", "with"]
+
+    def reconstruct(folder, moment):
+        return struck([COMMAND_LINE, "reconstruct", folder, *reading], folder, moment, signal.SIGINT)
+
+    interrupted = reconstruct(torn, Moment("snapshots", 20))
+    assert interrupted.returncode == 1
+    assert "Traceback" not in interrupted.stderr
     assert (torn / "checkpoint.safetensors").exists()
-    for folder in (torn, whole):
-        subprocess.run([*command[:4], str(folder), *long], check=True, env=environment)
+    assert [reconstruct(folder, NEVER).returncode for folder in (torn, whole)] == [0, 0]
+    assert not (torn / "checkpoint.safetensors").exists()
     images = [RunFolder(folder).variants()["with"]["images"] for folder in (torn, whole)]
     assert torch.equal(*images)
 
