@@ -81,6 +81,63 @@ def test_a_control_that_took_as_much_as_another_splitting_is_done_again(tiny, tm
     assert runner.done(Part("ours", "random", 4, 0)) is not None
 
 
+def spoilt(name, value):
+    def spoil(folder):
+        path = folder / "ours-none-k4-seed0.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+
+    return spoil
+
+
+def without_facts(folder):
+    (folder / "ours-none-k4-seed0.json").unlink()  # or else nothing is read from the network
+    path = folder / "networks" / "seed0.safetensors"
+    tensors, description = pal.storage.load_tensors(path)
+    pal.storage.save_tensors(path, tensors, description | {"facts": {}})
+
+
+def with_other_weights(folder):
+    (folder / "ours-none-k4-seed0.json").unlink()
+    path = folder / "networks" / "seed0.safetensors"
+    pal.storage.save_tensors(path, {"layers.0.weight": torch.zeros(1)}, pal.storage.load_tensors(path)[1])
+
+
+def without_pictures(folder):
+    path = folder / "pictures" / "ours-none-k4-seed0.safetensors"
+    pal.storage.save_tensors(path, {"truth": torch.zeros(1)}, pal.storage.load_tensors(path)[1])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "ours-none-k4-seed0.json").write_text("[1, 2]"),
+        lambda folder: (folder / "ours-none-k4-seed0.json").write_bytes(b"\xff{"),
+        spoilt("ssim", [float("nan")] * 8),
+        spoilt("ssim", [5.0] * 8),
+        spoilt("ssim", [0.5] * 7),
+        spoilt("ssim", "high"),
+        spoilt("l2", [-1.0] * 8),
+        spoilt("held-out ssim", []),
+        spoilt("training", {"weights": 3}),
+        spoilt("splits", [3]),
+        spoilt("curve", [{"step": 0}]),
+        spoilt("trajectories", [[0.5]]),
+        spoilt("seconds", "long"),
+        spoilt("final candidates", 2.5),
+        without_facts,
+        with_other_weights,
+        without_pictures,
+    ],
+)
+def test_files_with_wrong_content_are_refused_in_one_sentence(spoil, tiny, tmp_path, capsys):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path / "runs" / "tiny")
+    assert main(arguments(tmp_path)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "seed0" in line
+    assert "delete it" in line
+
+
 def test_merging_concerns_no_other_variant(tiny, tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY.replace("merging = {", "# merging = {"))
     without = Runner(experiment.load(str(tmp_path / "tiny.toml")), tiny / "runs" / "tiny")

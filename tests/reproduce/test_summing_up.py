@@ -241,6 +241,23 @@ def test_results_of_another_version_are_refused(tiny, tmp_path):
         scoreboard.write(beside(tmp_path))
 
 
+@pytest.mark.parametrize("lacking", ["rows", "parts", "figures"])
+def test_results_that_lack_something_are_refused(tiny, tmp_path, lacking):
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
+    (tmp_path / "lacking.json").write_text(json.dumps({k: v for k, v in content.items() if k != lacking}))
+    with pytest.raises(InvalidInputError, match=lacking):
+        summary.read(tmp_path / "lacking.json")
+
+
+@pytest.mark.parametrize("change", [{"ssim": [5.0] * 8}, {"weights": "others"}, {"seed": []}])
+def test_known_parts_with_wrong_content_are_refused(tiny, tmp_path, change):
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
+    content["parts"][0] |= change
+    (tmp_path / "wrong.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidInputError, match=r"wrong\.json"):
+        summary.known(tmp_path / "wrong.json")
+
+
 def test_the_scoreboard_is_what_the_results_say(tmp_path):
     shutil.copytree(DOCS / "results", tmp_path / "results")
     assert scoreboard.write(tmp_path).read_text() == (DOCS / "scoreboard.md").read_text()
