@@ -31,7 +31,7 @@ class Options:
     """Which experiments, which parts of them, and how."""
 
     names: tuple[str, ...]
-    """Experiments: names, files of your own, or all."""
+    """Experiments: names, all, or your own .toml files (docs/own-experiments.md lists their keys)."""
     column: tuple[str, ...] = ()
     """Only these columns: published, ours, path."""
     variant: tuple[str, ...] = ()
