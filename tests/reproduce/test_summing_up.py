@@ -96,7 +96,8 @@ def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
 def documented(tiny, tmp_path, monkeypatch):
     """A folder in which the tiny experiment is one of Palimpsest's, and its parts are in the documents."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(experiment, "names", lambda: (str(tmp_path / "tiny.toml"),))
+    names = (*experiment.names(), str(tmp_path / "tiny.toml"))
+    monkeypatch.setattr(experiment, "names", lambda: names)
     assert main([*arguments(tmp_path), "--summarise"]) == 0
     return tmp_path
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -225,16 +226,16 @@ def load(name: str, *, small: bool = False) -> Experiment:
 def _table(name: str) -> dict[str, Any]:
     """What a file states, laid over the experiment it is based on, whose aims and mentions in the paper are its own."""
     own = Path(name)
-    file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
-    if not file.is_file() and own.suffix == ".toml":
-        raise InvalidInputError(f"there is no file {name}; correct its path")
-    if not file.is_file():
+    if own.suffix != ".toml" and name not in names():
         raise InvalidInputError(
             f"there is no experiment {name!r}; choose one of {', '.join(names())}, or give a file.toml"
         )
+    if own.suffix == ".toml" and not os.path.isfile(own):
+        raise InvalidInputError(f"there is no file {name}; correct its path")
     try:
+        file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InvalidInputError(f"{name} is not a TOML file ({error}); correct it") from error
     if "based_on" not in table:
         return table

@@ -18,7 +18,7 @@ SCORES = {"ssim": (-1.0, 1.0), "l2": (0.0, 1e6)}  # of one image, smallest and l
 def check_result(result: Any, images: int) -> None:
     """A part of an experiment that trains on so many images."""
     for name in ("asked", "device", "verdict"):
-        require(isinstance(result.get(name), str), f"{name} is not a text")
+        require(_is_line(result.get(name)), f"{name} is not a line of text")
     for name in ("steps", "final candidates", "candidate-steps", "recovered"):
         require(is_count(result.get(name)), f"{name} is not a whole number")
     for name in ("seconds", "loss"):
@@ -41,7 +41,7 @@ def check_training(facts: Any) -> None:
     """How the training of a network went."""
     require(isinstance(facts, dict), "training is not an object")
     for name in ("summary", "weights"):
-        require(isinstance(facts.get(name), str), f"{name} of the training is not a text")
+        require(_is_line(facts.get(name)), f"{name} of the training is not a line of text")
     found = facts.get("images by the span")
     require(found is None or is_count(found), "images by the span is not a whole number")
 
@@ -65,6 +65,10 @@ def _check_entries(name: str, entries: Any, numbers: tuple[str, ...]) -> None:
     for entry in entries:
         require(isinstance(entry, dict) and is_count(entry.get("step")), f"{name} has an entry without a step")
         require(all(is_number(entry.get(number)) for number in numbers), f"{name} has an entry without a number")
+
+
+def _is_line(value: Any) -> bool:
+    return isinstance(value, str) and value.isprintable()
 
 
 def _is_row(values: Any, count: int | None) -> bool:
