@@ -82,7 +82,7 @@ def main() -> None:
     summary = {"leakage claimed, real images": claims, "leakage claimed, images from outside": false}
     result = {"command": "python experiments/calibration.py", "models": len(models), "draws": len(models) * DRAWS}
     path = ROOT / "docs" / "results" / "calibration.json"
-    path.write_text(json.dumps(result | summary | {"runs": models}, indent=1) + "\n")
+    path.write_text(json.dumps(result | summary | {"runs": models}, indent=1) + "\n", encoding="utf-8")
     for model in models:
         print(model["seed"], {name: model[name] for name in ("without", "with")})
     print(summary)

@@ -69,7 +69,7 @@ def main() -> None:
         "no evidence": silent,
         "rows": rows,
     }
-    (ROOT / "docs/results/no-evidence.json").write_text(json.dumps(result, indent=1) + "\n")
+    (ROOT / "docs/results/no-evidence.json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
