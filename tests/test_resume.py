@@ -25,7 +25,7 @@ Checkpoint.__init__.__kwdefaults__["every_seconds"] = 0.0   # save at every reco
 torch.manual_seed(0)
 initial, final = (pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(2))
 rec = pal.reconstruct(
-    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=1500,
+    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=600,
     splitting=pal.Splitting(direction="random"), record_every=10, checkpoint=sys.argv[1], progress=False)
 pal.storage.save_tensors(sys.argv[2], {"images": rec.images, "multipliers": rec.multipliers, "ids": rec.ids,
     "lineage": rec.lineage}, {"history": rec.history, "loss": rec.loss})
@@ -42,8 +42,8 @@ def script(tmp_path) -> Path:
 def test_killed_at_random_moments_and_resumed_it_gives_the_same_bits(script, tmp_path):
     assert struck([script, tmp_path / "whole.safetensors", tmp_path / "expected"], tmp_path, NEVER).returncode == 0
     checkpoint, result, moments = tmp_path / "torn.safetensors", tmp_path / "result", random.Random(0)
-    for _ in range(4):
-        run = struck([script, checkpoint, result], tmp_path, Moment(checkpoint.name, moments.randint(1, 100)))
+    for _ in range(3):
+        run = struck([script, checkpoint, result], tmp_path, Moment(checkpoint.name, moments.randint(1, 50)))
         assert run.returncode == -signal.SIGKILL, run.stderr
         State.load(checkpoint, json.loads(_description(checkpoint))["fingerprint"], torch.device("cpu"))
     assert struck([script, checkpoint, result], tmp_path, NEVER).returncode == 0
@@ -75,11 +75,11 @@ class Interrupt(pal.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("length", range(0, 64, 8))
-def test_what_is_loaded_lies_in_memory_as_torch_would_have_laid_it(length, tmp_path):
-    pal.storage.save_tensors(tmp_path / "saved", {"a": torch.ones(3), "b": torch.ones(5)}, {"text": "x" * length})
+def test_what_is_loaded_lies_in_memory_that_torch_allocated(tmp_path):
+    """Memory of the file may be aligned otherwise, and some CPUs then round otherwise."""
+    pal.storage.save_tensors(tmp_path / "saved", {"a": torch.ones(3), "b": torch.ones(5)}, {})
     tensors, _ = pal.storage.load_tensors(tmp_path / "saved")
-    assert all(t.data_ptr() % 64 == 0 for t in tensors.values())
+    assert all(t.untyped_storage().resizable() for t in tensors.values())  # only torch's own memory is
 
 
 @pytest.mark.parametrize("at", [0, 7, 14, 27, 39])
