@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +88,7 @@ def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
     (beside(tmp_path) / "scoreboard.md").unlink()
     assert main([*arguments(tmp_path), "--summarise"]) == 0
     page = (beside(tmp_path) / "scoreboard.md").read_text()
-    assert f"palimpsest reproduce {tmp_path / 'tiny.toml'} --column" in page
+    assert f"palimpsest reproduce {shlex.quote(str(tmp_path / 'tiny.toml'))} --column" in page
     assert "Every experiment of the paper" not in page
     assert not (tmp_path / "docs").exists()
 
