@@ -52,7 +52,7 @@ def test_a_run_folder_holds_everything(trained):
     assert config["versions"]["torch"] == torch.__version__
     scores = json.loads((trained / "scores.json").read_text())
     assert len(scores["with"]["images"]["ssim"]) == 8
-    assert scores["with"]["verdict"]["sentence"] in (trained / "report.html").read_text()
+    assert scores["with"]["verdict"]["sentence"] in (trained / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_command_line_and_python_give_the_same_numbers(trained):

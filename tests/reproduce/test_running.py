@@ -73,7 +73,7 @@ def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):
 def test_a_control_that_took_as_much_as_another_splitting_is_done_again(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     runner, split = runner_in(tmp_path), tmp_path / "runs" / "tiny" / "ours-splitting-k4-seed0.json"
-    split.write_text(json.dumps(json.loads(split.read_text()) | {"final candidates": 5}))
+    split.write_text(json.dumps(json.loads(split.read_text(encoding="utf-8")) | {"final candidates": 5}))
     assert runner.done(Part("ours", "final-k", 4, 0)) is None
     assert runner.done(Part("ours", "equal-compute", 4, 0)) is not None
     split.unlink()
@@ -84,7 +84,7 @@ def test_a_control_that_took_as_much_as_another_splitting_is_done_again(tiny, tm
 def spoilt(name, value):
     def spoil(folder):
         path = folder / "ours-none-k4-seed0.json"
-        path.write_text(json.dumps(json.loads(path.read_text()) | {name: value}))
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {name: value}))
 
     return spoil
 
@@ -166,7 +166,7 @@ def test_processes_end_with_the_first_even_if_it_is_killed(tmp_path):
         first.stdout.readline()  # both are at work
     first.kill()
     try:
-        first.communicate(timeout=60)  # returns when the last process that could write has ended
+        first.communicate(timeout=600)  # returns when the last process that could write has ended
     finally:
         with suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
@@ -194,7 +194,7 @@ def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tiny, tmp_path,
     for name in ("published-none-k4-seed0", "ours-none-k4-seed0"):
         (folder / f"{name}.json").unlink()
     long = folder / "ours-random-k4-seed1.json"
-    long.write_text(json.dumps(json.loads(long.read_text()) | {"seconds": 1000.0}))
+    long.write_text(json.dumps(json.loads(long.read_text(encoding="utf-8")) | {"seconds": 1000.0}))
     assert main([*arguments(tmp_path), "--budget", "500"]) == 0
     assert "parts left: 1;" in capsys.readouterr().out
     assert (folder / "published-none-k4-seed0.json").exists()
