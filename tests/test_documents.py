@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,11 @@ def python_blocks(document: Path) -> list[str]:
 def test_the_examples_run_as_written(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(python_blocks(document)), str(document), "exec"), {"__name__": "example"})
+
+
+def test_types_are_shipped():
+    """Else type checkers ignore the annotations, and the classifier in pyproject.toml is not true."""
+    assert (resources.files("palimpsest") / "py.typed").is_file()
 
 
 def test_a_new_method_takes_at_most_forty_lines():

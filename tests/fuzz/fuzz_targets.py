@@ -1,4 +1,4 @@
-"""Every reader of files that Palimpsest has, each with sound files, nasty ones and the ways to spoil them."""
+"""Palimpsest's readers of files, each with sound files, nasty ones and the ways to spoil them."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from tiny_experiment import TINY, arguments, runner_in
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.reproduce import Options, experiment, reproduce
+from palimpsest.reproduce import Options, command, experiment, reproduce
 from palimpsest.reproduce.__main__ import main
 from palimpsest.reproduce.runner import Curve, Part, Runner
 
@@ -170,6 +171,15 @@ def test_processes_end_with_the_first_even_if_it_is_killed(tmp_path):
     finally:
         with suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_processes_ignore_ctrl_c_where_the_first_does():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+    try:
+        with get_context("spawn").Pool(1, initializer=command._share, initargs=(1,)) as pool:
+            assert pool.apply(signal.getsignal, (signal.SIGINT,)) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_goes_wrong_in_a_process_is_told_by_the_first(tmp_path, capsys):
