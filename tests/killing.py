@@ -91,11 +91,11 @@ def killed(arguments: list[str], out: Path, moments: Iterable[Moment]) -> int:
 def main(kills: int) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder, choose, total, run = Path(name), random.Random(0), 0, 0
-        arguments, whole = prepared(folder), folder / "whole"
+        arguments, whole = prepared(folder), folder / "whole" / "audit"
         killed(arguments, whole, [])
         files = sorted(str(path.relative_to(whole)) for path in whole.rglob("*") if path.is_file())
         while total < kills:
-            out = folder / f"torn-{run}"
+            out = folder / f"torn-{run}" / "audit"  # of the same name, which the report shows
             moments = [Moment(choose.choice(files), choose.randint(1, 8)) for _ in range(min(10, kills - total))]
             total += killed(arguments, out, moments)
             equal = (out / "report.html").read_bytes() == (whole / "report.html").read_bytes()

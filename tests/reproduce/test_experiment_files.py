@@ -1,5 +1,6 @@
 """The experiments' files make sense, and those that do not are refused."""
 
+import os
 import re
 import subprocess
 import sys
@@ -139,6 +140,14 @@ def test_two_files_of_one_name_are_refused(tmp_path, capsys):
     assert main([*files, "--out", str(tmp_path / "runs")]) == 2
     assert "rename one" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", [b"of no\xff text.toml", b"two\nlines.toml"])
+def test_a_path_that_no_page_can_show_is_refused(tmp_path, name):
+    path = os.fsdecode(bytes(tmp_path / "x").removesuffix(b"x") + name)
+    Path(path).write_text('based_on = "ntk-cifar10"')
+    with pytest.raises(InvalidInputError, match="rename"):
+        experiment.load(path)
 
 
 def test_a_file_may_not_take_the_name_of_an_experiment(tmp_path):
