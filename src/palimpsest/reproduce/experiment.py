@@ -208,7 +208,7 @@ def names() -> tuple[str, ...]:
 def load(name: str, *, small: bool = False) -> Experiment:
     """An experiment by its name, or from a file of your own; small, it takes minutes on two cores."""
     if not name.isprintable():  # the scoreboard shows it
-        raise InvalidInputError(f"{ascii(name)} is not text; rename the file or its folder")
+        raise InvalidInputError(f"{name!a} is not text; rename the file or its folder")
     if name not in names() and Path(name).stem in names():
         raise InvalidInputError(f"{name} has the name of an experiment of Palimpsest's; give it another")
     try:
