@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--only", default=",".join(PARTS))
     options = parser.parse_args()
-    results = json.loads(options.out.read_text()) if options.out.exists() else {}
+    results = json.loads(options.out.read_text(encoding="utf-8")) if options.out.exists() else {}
     results |= {
         "command": f"python {' '.join(sys.argv)}",
         "device": torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu",
@@ -206,7 +206,7 @@ def main() -> None:
     for name in options.only.split(","):
         seconds, results[name] = timed(PARTS[name])
         options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+        options.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
         print(f"{name}: {seconds:.1f} s\n{json.dumps(results[name], indent=1)}", flush=True)
 
 

@@ -120,7 +120,8 @@ TABLES: dict[str, dict[str, Callable[[Results], str]]] = {
 def rewritten(page: str) -> str:
     """The page with every table made anew."""
     results = {
-        machine: json.loads((DOCS / "results" / f"performance-{machine}.json").read_text()) for machine in TABLES
+        machine: json.loads((DOCS / "results" / f"performance-{machine}.json").read_text(encoding="utf-8"))
+        for machine in TABLES
     }
 
     def table(match: re.Match[str]) -> str:
@@ -131,10 +132,10 @@ def rewritten(page: str) -> str:
 
 
 def main() -> int:
-    page = PAGE.read_text()
+    page = PAGE.read_text(encoding="utf-8")
     if sys.argv[1:] == ["--check"]:
         return int(rewritten(page) != page)
-    PAGE.write_text(rewritten(page))
+    PAGE.write_text(rewritten(page), encoding="utf-8")
     return 0
 
 

@@ -64,7 +64,7 @@ def main() -> None:
               f"  accuracy {row['accuracy']:.2f}", flush=True)  # fmt: skip
     result = {"command": f"python experiments/advice.py --steps {options.steps}", "rows": rows}
     for path in ("docs/results/advice.json", "src/palimpsest/auditing/advice.json"):
-        (ROOT / path).write_text(json.dumps(result, indent=1) + "\n")
+        (ROOT / path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

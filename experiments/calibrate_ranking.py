@@ -286,7 +286,7 @@ def main() -> None:
 def finished(options: argparse.Namespace) -> list[dict]:
     """What --out holds of the networks that are asked for."""
     paths = [options.out / f"{model.name}.json" for model in models(options.which, options.seeds or range(6))]
-    return [json.loads(path.read_text()) for path in paths]
+    return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
 def command(options: argparse.Namespace, last: str) -> str:
@@ -312,13 +312,13 @@ def fit(options: argparse.Namespace) -> None:
     counts = {"networks": len(results), "candidates": sum(len(r["real"]) for r in results)} | labels
     counts["log loss on networks left out"] = losses[chosen]
     write = {"coefficients": fit_map(results, chosen), "command": command(options, "--fit")} | counts
-    (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n")
+    (ROOT / "src/palimpsest/auditing/calibration.json").write_text(json.dumps(write, indent=1) + "\n", encoding="utf-8")
 
 
 def judge(options: argparse.Namespace) -> None:
     """How the shipped map does on networks it was not fitted on."""
     results = finished(options)
-    shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text())
+    shipped = json.loads((ROOT / "src/palimpsest/auditing/calibration.json").read_text(encoding="utf-8"))
     table = check(results, shipped["coefficients"])
     table["by data"] = by_data(results, shipped["coefficients"])
     for row in table["bins"]:
@@ -327,7 +327,7 @@ def judge(options: argparse.Namespace) -> None:
         print(f"{row['model']:45s} top {row['shown']}: {row['real']} real, {row['expected']:.1f} expected;"
               f" {row['likely']} likely, {row['likely and real']} of them real")  # fmt: skip
     written = {"command": command(options, "--judge"), "map": shipped["command"], "held back": table}
-    (ROOT / "docs/results/ranking.json").write_text(json.dumps(written, indent=1) + "\n")
+    (ROOT / "docs/results/ranking.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -359,7 +359,7 @@ def _save(figure, name: str) -> None:
 
 
 def main(names: list[str]) -> None:
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    results = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     results["command"] = "python experiments/identifiability.py"
     results["machine"] = f"{platform.machine()}, Python {platform.python_version()}, torch {torch.__version__}"
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
@@ -370,7 +370,7 @@ def main(names: list[str]) -> None:
             f"{name}: {time.perf_counter() - start:.0f} s",
             json.dumps(results[name], indent=1, ensure_ascii=False),
         )
-        RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n")
+        RESULTS.write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

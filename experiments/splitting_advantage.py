@@ -65,7 +65,7 @@ def main() -> None:
     }
     path = ROOT / "docs" / "results" / "splitting-advantage.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     for policy in policies:
         print(f"{policy:10s}", "  ".join(f"{c} {medians[policy][c]:+.5f}" for c in columns))
     print("curvature below random, of 10 seeds:", wins)

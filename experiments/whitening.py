@@ -66,12 +66,12 @@ def table(networks: dict[str, dict[str, dict[str, float]]]) -> str:
 def main() -> None:
     networks = {str(seed): read(seed) for seed in SEEDS}
     written = {"command": "python experiments/whitening.py", "networks by seed": networks}
-    (ROOT / "docs/results/whitening.json").write_text(json.dumps(written, indent=1) + "\n")
+    (ROOT / "docs/results/whitening.json").write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     page = ROOT / "docs/which-method.md"
     block = f"<!-- whitening -->\n{table(networks)}\n<!-- end of whitening -->"
-    page.write_text(
-        re.sub(r"<!-- whitening -->.*?<!-- end of whitening -->", lambda _: block, page.read_text(), flags=re.S)
-    )
+    text = page.read_text(encoding="utf-8")
+    text = re.sub(r"<!-- whitening -->.*?<!-- end of whitening -->", lambda _: block, text, flags=re.S)
+    page.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

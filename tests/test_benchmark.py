@@ -96,7 +96,7 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
     printed = capsys.readouterr().out
     assert "16–8–1, k = 3" in printed
     assert "published float64" in printed
-    results = json.loads((folder / "bench.json").read_text())
+    results = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     assert results["versions"]["torch"] == torch.__version__
     assert results["threads"] == torch.get_num_threads()
     assert results["shape"]["image"] == [1, 4, 4]
@@ -105,7 +105,7 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
     assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
 
     assert bench(folder, "--no-sweep") == 0
-    assert json.loads((folder / "bench.json").read_text())["sweep"] == {}
+    assert json.loads((folder / "bench.json").read_text(encoding="utf-8"))["sweep"] == {}
     assert not (folder / "bench.png").exists()
 
 

@@ -5,6 +5,7 @@ import math
 import re
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,18 @@ DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def python_blocks(document: Path) -> list[str]:
-    return re.findall(r"^```python\n(.*?)^```$", document.read_text(), re.MULTILINE | re.DOTALL)
+    return re.findall(r"^```python\n(.*?)^```$", document.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 
 
 @pytest.mark.parametrize("document", [d for d in DOCUMENTS if python_blocks(d)], ids=lambda d: d.name)
 def test_the_examples_run_as_written(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(python_blocks(document)), str(document), "exec"), {"__name__": "example"})
+
+
+def test_types_are_shipped():
+    """Else type checkers ignore the annotations, and the classifier in pyproject.toml is not true."""
+    assert (resources.files("palimpsest") / "py.typed").is_file()
 
 
 def test_a_new_method_takes_at_most_forty_lines():
@@ -30,14 +36,18 @@ def test_a_new_method_takes_at_most_forty_lines():
 
 
 def test_the_readme_shows_lines_of_the_scoreboard():
-    scoreboard = (ROOT / "docs" / "scoreboard.md").read_text().splitlines()
-    shown = [line for line in (ROOT / "README.md").read_text().splitlines() if "→" in line and line.startswith("|")]
+    scoreboard = (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8").splitlines()
+    shown = [
+        line
+        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        if "→" in line and line.startswith("|")
+    ]
     assert len(shown) > 3
     assert set(shown) <= set(scoreboard)
 
 
 def test_what_is_said_about_splitting_is_the_scoreboards_tally():
-    page = (ROOT / "docs" / "scoreboard.md").read_text()
+    page = (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8")
     head, _, *rows = page[page.index("| better / even / worse |") :].split("\n\n")[0].splitlines()
     against = [cell.strip() for cell in head.split("|")[2:-1]]
     tally = {}
@@ -45,8 +55,8 @@ def test_what_is_said_about_splitting_is_the_scoreboards_tally():
         column, *cells = [cell.strip() for cell in row.split("|")[1:-1]]
         for other, cell in zip(against, cells, strict=True):
             tally[column, other] = [int(count) for count in cell.split(" / ")] if cell else [0, 0, 0]
-    said = " ".join((ROOT / "docs" / "splitting.md").read_text().split())
-    rows = json.loads((ROOT / "docs" / "results" / "ntk-cifar10.json").read_text())["rows"]
+    said = " ".join((ROOT / "docs" / "splitting.md").read_text(encoding="utf-8").split())
+    rows = json.loads((ROOT / "docs" / "results" / "ntk-cifar10.json").read_text(encoding="utf-8"))["rows"]
     improved = [row["% better than unsplit"] for row in rows if row["column"] == "ours" and row["candidates"] >= 100]
     most = math.ceil(max(filter(None, improved)))
     assert f"neither splitting nor any control improves more than {most} of 100 images in the mean" in said
@@ -69,7 +79,7 @@ def of_all(counts):
 
 @pytest.mark.parametrize("name", ["kkt-mnist-100", "kkt-mnist-500", "multiclass-mnist-100", "multiclass-mnist-500"])
 def test_what_is_said_about_digits_is_what_was_measured(name):
-    content = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text())
+    content = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
     rows = {(row["column"], row["candidates"]): row for row in content["rows"] if row["variant"] == "none"}
     for k in {candidates for column, candidates in rows if column == "ours"}:
         trained, held_out = (

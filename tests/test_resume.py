@@ -4,9 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +13,7 @@ import torch
 from torch import nn
 
 import palimpsest as pal
+from killing import NEVER, Moment, struck
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
@@ -24,57 +22,38 @@ from palimpsest.state import State
 RUN = """
 import sys, torch
 torch.set_num_threads(1)
-sys.path.insert(0, {tests!r})
 import palimpsest as pal
 from palimpsest.callbacks import Checkpoint
 Checkpoint.__init__.__kwdefaults__["every_seconds"] = 0.0   # save at every record: more moments at which to be killed
 torch.manual_seed(0)
 initial, final = (pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(2))
 rec = pal.reconstruct(
-    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=1500,
+    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=600,
     splitting=pal.Splitting(direction="random"), record_every=10, checkpoint=sys.argv[1], progress=False)
-pal.storage.save_tensors(sys.argv[2], {{"images": rec.images, "multipliers": rec.multipliers, "ids": rec.ids,
-    "lineage": rec.lineage}}, {{"history": rec.history, "loss": rec.loss}})
+pal.storage.save_tensors(sys.argv[2], {"images": rec.images, "multipliers": rec.multipliers, "ids": rec.ids,
+    "lineage": rec.lineage}, {"history": rec.history, "loss": rec.loss})
 """
-
-
-def start(script: Path, checkpoint: Path, result: Path) -> subprocess.Popen:
-    return subprocess.Popen([sys.executable, script, checkpoint, result])
 
 
 @pytest.fixture
 def script(tmp_path) -> Path:
     path = tmp_path / "run.py"
-    path.write_text(RUN.format(tests=str(Path(__file__).parent)))
+    path.write_text(RUN, encoding="utf-8")
     return path
 
 
 def test_killed_at_random_moments_and_resumed_it_gives_the_same_bits(script, tmp_path):
-    assert start(script, tmp_path / "whole.safetensors", tmp_path / "expected").wait() == 0
-    moments, kills = random.Random(0), 0
-    checkpoint, result = tmp_path / "torn.safetensors", tmp_path / "result"
-    while not result.exists():
-        process = start(script, checkpoint, result)
-        if kills < 4:
-            _wait_for_progress(process, checkpoint)
-            time.sleep(moments.uniform(0.0, 0.3))
-            process.send_signal(signal.SIGKILL)
-        process.wait()
-        kills += process.returncode == -signal.SIGKILL
-        assert process.returncode in (0, -signal.SIGKILL)
+    assert struck([script, tmp_path / "whole.safetensors", tmp_path / "expected"], tmp_path, NEVER).returncode == 0
+    checkpoint, result, moments = tmp_path / "torn.safetensors", tmp_path / "result", random.Random(0)
+    for _ in range(3):
+        run = struck([script, checkpoint, result], tmp_path, Moment(checkpoint.name, moments.randint(1, 50)))
+        assert run.returncode == -signal.SIGKILL, run.stderr
         State.load(checkpoint, json.loads(_description(checkpoint))["fingerprint"], torch.device("cpu"))
-    assert kills == 4
+    assert struck([script, checkpoint, result], tmp_path, NEVER).returncode == 0
     expected, expected_description = pal.storage.load_tensors(tmp_path / "expected")
     actual, actual_description = pal.storage.load_tensors(result)
     assert all(torch.equal(actual[name], expected[name]) for name in expected)
     assert actual_description == expected_description
-
-
-def _wait_for_progress(process: subprocess.Popen, checkpoint: Path) -> None:
-    """Until the process has written the checkpoint anew: it is then in the middle of things."""
-    before = checkpoint.stat().st_mtime_ns if checkpoint.exists() else 0
-    while process.poll() is None and (not checkpoint.exists() or checkpoint.stat().st_mtime_ns == before):
-        time.sleep(0.01)
 
 
 def _description(path: Path) -> str:
@@ -99,11 +78,11 @@ class Interrupt(pal.Callback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("length", range(0, 64, 8))
-def test_what_is_loaded_lies_in_memory_as_torch_would_have_laid_it(length, tmp_path):
-    pal.storage.save_tensors(tmp_path / "saved", {"a": torch.ones(3), "b": torch.ones(5)}, {"text": "x" * length})
+def test_what_is_loaded_lies_in_memory_that_torch_allocated(tmp_path):
+    """Memory of the file may be aligned otherwise, and some CPUs then round otherwise."""
+    pal.storage.save_tensors(tmp_path / "saved", {"a": torch.ones(3), "b": torch.ones(5)}, {})
     tensors, _ = pal.storage.load_tensors(tmp_path / "saved")
-    assert all(t.data_ptr() % 64 == 0 for t in tensors.values())
+    assert all(t.untyped_storage().resizable() for t in tensors.values())  # only torch's own memory is
 
 
 @pytest.mark.parametrize("at", [0, 7, 14, 27, 39])

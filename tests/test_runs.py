@@ -5,15 +5,13 @@ import json
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
 
+import palimpsest_entry
 from palimpsest import jobs, journal, storage
 from palimpsest.cli import main
 from palimpsest.errors import CheckpointError, RunFolderError, StorageError
@@ -60,7 +58,7 @@ sys.exit(main(sys.argv[2:]))
 def test_a_disk_that_fills_up_ends_in_one_sentence_and_the_same_command_goes_on(finished, tmp_path):
     """A real limit on the size of files, which the second variant's result does not keep."""
     folder = train(tmp_path / "run")
-    room = (finished.path / "reconstruction.safetensors").stat().st_size - 100  # times take more or fewer digits
+    room = (finished.path / "reconstruction.safetensors").stat().st_size * 4 // 5  # all other files take less
     command = [sys.executable, "-c", LIMITED, str(room), "reconstruct", str(folder.path), *WORDS]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     last = run.stderr.splitlines()[-1]
@@ -259,15 +257,23 @@ def test_names_cannot_speak_to_the_terminal(tmp_path, capsys):
     assert "\u202e" not in told
 
 
-@pytest.mark.parametrize("delay", [0.3, 1.0])
-def test_ctrl_c_while_importing_is_no_traceback(delay):
-    entry = Path(__file__).parents[1] / "src" / "palimpsest_entry.py"
-    script = f"import runpy; print('ready', flush=True); runpy.run_path({str(entry)!r}, run_name='__main__')"
-    command = [sys.executable, "-c", script, "--help"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(delay)
-    process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
-    assert "Traceback" not in told
-    assert process.returncode in (0, 1)  # 0: the help was faster
+INTERRUPTED = """
+import os, runpy, signal, sys
+
+def watch(event, arguments):
+    if event == "import" and arguments[0] == module:
+        os.kill(os.getpid(), signal.SIGINT)
+
+module, sys.argv = sys.argv[1], sys.argv[2:]
+signal.signal(signal.SIGINT, signal.default_int_handler)  # it may be ignored here, as it is under nohup
+sys.addaudithook(watch)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+@pytest.mark.parametrize("module", ["palimpsest.cli", "numpy", "torch", "palimpsest.jobs"])
+def test_ctrl_c_while_importing_is_no_traceback(module):
+    command = [sys.executable, "-c", INTERRUPTED, module, palimpsest_entry.__file__, "--help"]
+    run = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)
+    assert run.returncode == 1
+    assert len(run.stderr.splitlines()) == 1

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import shlex
 import zipfile
 
 import numpy as np
@@ -206,7 +207,7 @@ class Payload:
 @pytest.mark.parametrize("packed", [True, False], ids=["archive", "bare"])
 def test_a_malicious_pickle_is_refused_and_does_not_run(tmp_path, function, protocol, packed):
     mark = tmp_path / "mark"
-    harm = {os.system: f"touch {mark}", open: str(mark)}.get(function, f"open({str(mark)!r}, 'w')")
+    harm = {os.system: f"touch {shlex.quote(str(mark))}", open: str(mark)}.get(function, f"open({str(mark)!r}, 'w')")
     payload = Payload(function, harm, *(["w"] if function is open else []))
     program, path = pickle.dumps({"w": payload}, protocol), tmp_path / "net.pt"
     path.write_bytes(_with_pickle(program) if packed else program)

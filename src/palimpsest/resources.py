@@ -35,7 +35,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 def _machine() -> int:
     try:
-        lines = MEMORY_INFO.read_text().splitlines()
+        lines = MEMORY_INFO.read_text(encoding="utf-8").splitlines()
         return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
     except (OSError, StopIteration):
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -43,7 +43,9 @@ def _machine() -> int:
 
 def _container() -> int:
     try:
-        most, used, detail = ((CONTAINER / f"memory.{name}").read_text() for name in ("max", "current", "stat"))
+        most, used, detail = (
+            (CONTAINER / f"memory.{name}").read_text(encoding="utf-8") for name in ("max", "current", "stat")
+        )
         cached = next(int(line.split()[1]) for line in detail.splitlines() if line.startswith("inactive_file "))
         return int(most) - int(used) + cached  # files that were read are counted as used, but make way
     except (OSError, ValueError, StopIteration):  # no container, or one without a limit ("max")
@@ -53,7 +55,7 @@ def _container() -> int:
 def _limit() -> int:
     most = resource.getrlimit(resource.RLIMIT_AS)[0]
     try:
-        taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        taken = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0]) * resource.getpagesize()
     except OSError:
         taken = 0
     return sys.maxsize if most == resource.RLIM_INFINITY else most - taken

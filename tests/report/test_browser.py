@@ -42,8 +42,8 @@ class Browser:
         page.write_text(html, encoding="utf-8")
         files = (f"--user-data-dir={self.folder / 'profile'}", f"--log-net-log={notes}")
         command = [CHROMIUM, *QUIETLY, *files, *options, "--enable-logging=stderr", "--dump-dom", page.as_uri()]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-        self.asked += requests_of_pages(json.loads(notes.read_text()))
+        run = subprocess.run(command, capture_output=True, encoding="utf-8", timeout=600, check=True)
+        self.asked += requests_of_pages(json.loads(notes.read_text(encoding="utf-8")))
         return run.stdout, [line for line in run.stderr.splitlines() if "CONSOLE" in line]
 
     def inspect(self, html, width):

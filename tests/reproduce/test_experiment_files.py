@@ -1,7 +1,10 @@
 """The experiments' files make sense, and those that do not are refused."""
 
+import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -74,6 +77,11 @@ def goal(measure, candidates=60):
         ('based_on = "ntk-cifar10"\ncolumns.ours.from_initial = 1', "from_initial is 1, and not true or false"),
         ('based_on = "ntk-cifar10"\ncolumns.ours.priors = { Box = 1 }', "priors is {'Box': 1}, and not a table"),
         ('based_on = "other.toml"', "there is no file"),
+        ("based_on = 3", "based on 3"),
+        ('based_on = "ntk-cifar10"\nsmall = 3', "small is 3, and not a table"),
+        ('based_on = "ntk-cifar10"\nname = "other"', "name is unknown"),
+        ('based_on = "ntk-cifar10"\ncolumns.ours.splitting = { direction = "random" }', "direction is unknown"),
+        (goal('"loss", at_most = 1').replace("ours", "theirs"), "the column theirs is unknown"),
         (goal('"SSIM", at_least = 1'), "aims at 'SSIM'; choose from mean SSIM"),
         (goal('"loss"'), "a goal needs either at_least or at_most"),
         (goal('"loss", at_most = 1', candidates=9), "no part of ours is none from 9 candidates"),
@@ -87,6 +95,43 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, complaint, capsys
     assert complaint in line
 
 
+def test_a_small_version_of_a_file_without_a_title_is_refused(tmp_path, capsys):
+    (tmp_path / "wrong.toml").write_text('metric = "ssim"')
+    assert main([str(tmp_path / "wrong.toml"), "--out", str(tmp_path), "--small"]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "is missing" in line
+
+
+@pytest.mark.parametrize(
+    ("text", "known"),
+    [
+        ('mood = "good"', experiment.keys(experiment.Experiment)),
+        ("training.mood = 1", experiment.keys(experiment.Training)),
+        ("columns.ours.mood = 1", experiment.keys(experiment.Column)),
+        ('columns.ours.variants = ["mood"]', experiment.VARIANTS),
+        ("columns.ours.priors = { mood = {} }", experiment.PRIORS),
+        ("columns.ours.splitting = { mood = 2 }", experiment.POLICIES["splitting"]),
+        ("columns.ours.merging = { mood = 2 }", experiment.POLICIES["merging"]),
+        ("goals = [{ mood = 1 }]", experiment.keys(experiment.Goal)),
+    ],
+)
+def test_an_unknown_key_is_answered_with_the_known_ones(tmp_path, text, known):
+    (tmp_path / "wrong.toml").write_text(f'based_on = "ntk-cifar10"\n{text}')
+    with pytest.raises(InvalidInputError, match=f"mood is unknown; choose from {', '.join(known)}"):
+        experiment.load(str(tmp_path / "wrong.toml"))
+
+
+def test_the_guide_names_every_key_and_its_example_is_an_experiment(tmp_path):
+    guide = (Path(__file__).parents[2] / "docs" / "own-experiments.md").read_text(encoding="utf-8")
+    kinds = (experiment.Experiment, experiment.Training, experiment.Column, experiment.Goal)
+    known = {key for kind in kinds for key in experiment.keys(kind)} | set(experiment.VARIANTS) | set(experiment.PRIORS)
+    known |= {key for of in experiment.POLICIES.values() for key in of}
+    assert {key for key in known if f"`{key}`" not in guide} == set()
+    [example] = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)
+    (tmp_path / "mine.toml").write_text(example, encoding="utf-8")
+    assert experiment.load(str(tmp_path / "mine.toml")).seeds == (0, 1)
+
+
 def test_two_files_of_one_name_are_refused(tmp_path, capsys):
     for folder in ("one", "two"):
         (tmp_path / folder).mkdir()
@@ -95,6 +140,14 @@ def test_two_files_of_one_name_are_refused(tmp_path, capsys):
     assert main([*files, "--out", str(tmp_path / "runs")]) == 2
     assert "rename one" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("name", [b"of no\xff text.toml", b"two\nlines.toml"])
+def test_a_path_that_no_page_can_show_is_refused(tmp_path, name):
+    path = os.fsdecode(bytes(tmp_path / "x").removesuffix(b"x") + name)
+    Path(path).write_text('based_on = "ntk-cifar10"')
+    with pytest.raises(InvalidInputError, match="rename"):
+        experiment.load(path)
 
 
 def test_a_file_may_not_take_the_name_of_an_experiment(tmp_path):

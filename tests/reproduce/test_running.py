@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from multiprocessing import get_context
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +17,7 @@ from tiny_experiment import TINY, arguments, runner_in
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.reproduce import Options, experiment, reproduce
+from palimpsest.reproduce import Options, command, experiment, reproduce
 from palimpsest.reproduce.__main__ import main
 from palimpsest.reproduce.runner import Curve, Part, Runner
 
@@ -73,12 +74,69 @@ def test_a_part_that_the_file_asks_for_otherwise_is_done_again(tiny, tmp_path):
 def test_a_control_that_took_as_much_as_another_splitting_is_done_again(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     runner, split = runner_in(tmp_path), tmp_path / "runs" / "tiny" / "ours-splitting-k4-seed0.json"
-    split.write_text(json.dumps(json.loads(split.read_text()) | {"final candidates": 5}))
+    split.write_text(json.dumps(json.loads(split.read_text(encoding="utf-8")) | {"final candidates": 5}))
     assert runner.done(Part("ours", "final-k", 4, 0)) is None
     assert runner.done(Part("ours", "equal-compute", 4, 0)) is not None
     split.unlink()
     assert runner.done(Part("ours", "equal-compute", 4, 0)) is None
     assert runner.done(Part("ours", "random", 4, 0)) is not None
+
+
+def spoilt(name, value):
+    def spoil(folder):
+        path = folder / "ours-none-k4-seed0.json"
+        path.write_text(json.dumps(json.loads(path.read_text(encoding="utf-8")) | {name: value}))
+
+    return spoil
+
+
+def without_facts(folder):
+    (folder / "ours-none-k4-seed0.json").unlink()  # or else nothing is read from the network
+    path = folder / "networks" / "seed0.safetensors"
+    tensors, description = pal.storage.load_tensors(path)
+    pal.storage.save_tensors(path, tensors, description | {"facts": {}})
+
+
+def with_other_weights(folder):
+    (folder / "ours-none-k4-seed0.json").unlink()
+    path = folder / "networks" / "seed0.safetensors"
+    pal.storage.save_tensors(path, {"layers.0.weight": torch.zeros(1)}, pal.storage.load_tensors(path)[1])
+
+
+def without_pictures(folder):
+    path = folder / "pictures" / "ours-none-k4-seed0.safetensors"
+    pal.storage.save_tensors(path, {"truth": torch.zeros(1)}, pal.storage.load_tensors(path)[1])
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda folder: (folder / "ours-none-k4-seed0.json").write_text("[1, 2]"),
+        lambda folder: (folder / "ours-none-k4-seed0.json").write_bytes(b"\xff{"),
+        spoilt("ssim", [float("nan")] * 8),
+        spoilt("ssim", [5.0] * 8),
+        spoilt("ssim", [0.5] * 7),
+        spoilt("ssim", "high"),
+        spoilt("l2", [-1.0] * 8),
+        spoilt("held-out ssim", []),
+        spoilt("training", {"weights": 3}),
+        spoilt("splits", [3]),
+        spoilt("curve", [{"step": 0}]),
+        spoilt("trajectories", [[0.5]]),
+        spoilt("seconds", "long"),
+        spoilt("final candidates", 2.5),
+        without_facts,
+        with_other_weights,
+        without_pictures,
+    ],
+)
+def test_files_with_wrong_content_are_refused_in_one_sentence(spoil, tiny, tmp_path, capsys):
+    shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
+    spoil(tmp_path / "runs" / "tiny")
+    assert main(arguments(tmp_path)) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "seed0" in line
+    assert "delete it" in line
 
 
 def test_merging_concerns_no_other_variant(tiny, tmp_path):
@@ -109,10 +167,19 @@ def test_processes_end_with_the_first_even_if_it_is_killed(tmp_path):
         first.stdout.readline()  # both are at work
     first.kill()
     try:
-        first.communicate(timeout=60)  # returns when the last process that could write has ended
+        first.communicate(timeout=600)  # returns when the last process that could write has ended
     finally:
         with suppress(ProcessLookupError):
             os.killpg(first.pid, signal.SIGKILL)
+
+
+def test_processes_ignore_ctrl_c_where_the_first_does():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as under nohup
+    try:
+        with get_context("spawn").Pool(1, initializer=command._share, initargs=(1,)) as pool:
+            assert pool.apply(signal.getsignal, (signal.SIGINT,)) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_what_goes_wrong_in_a_process_is_told_by_the_first(tmp_path, capsys):
@@ -137,7 +204,7 @@ def test_a_budget_stops_before_a_part_that_would_not_end_in_time(tiny, tmp_path,
     for name in ("published-none-k4-seed0", "ours-none-k4-seed0"):
         (folder / f"{name}.json").unlink()
     long = folder / "ours-random-k4-seed1.json"
-    long.write_text(json.dumps(json.loads(long.read_text()) | {"seconds": 1000.0}))
+    long.write_text(json.dumps(json.loads(long.read_text(encoding="utf-8")) | {"seconds": 1000.0}))
     assert main([*arguments(tmp_path), "--budget", "500"]) == 0
     assert "parts left: 1;" in capsys.readouterr().out
     assert (folder / "published-none-k4-seed0.json").exists()

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 def test_the_results_hold_every_number_and_small_figures(tiny):
     results = beside(tiny) / "results"
-    content = json.loads((results / "tiny.json").read_text())
+    content = json.loads((results / "tiny.json").read_text(encoding="utf-8"))
     assert len(content["parts"]) == 28
     assert content["missing"] == {}
     assert all(len(part["ssim"]) == 8 for part in content["parts"])
@@ -44,7 +45,7 @@ def test_the_results_hold_every_number_and_small_figures(tiny):
 
 def test_the_scoreboard_says_what_was_found(tiny):
     (beside(tiny) / "results" / "other.json").write_text('{"command": "something else"}')
-    page = scoreboard.write(beside(tiny)).read_text()
+    page = scoreboard.write(beside(tiny)).read_text(encoding="utf-8")
     assert re.findall("^## (.*)$", page, re.MULTILINE) == ["At a glance", "How to read this page", "tiny"]
     assert "## tiny\n\nTiny." in page
     assert "28 of 28 parts have been run" in page
@@ -55,7 +56,7 @@ def test_the_scoreboard_says_what_was_found(tiny):
 
 
 def test_the_scoreboard_begins_with_all_columns_side_by_side(tiny):
-    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text(encoding="utf-8"))
     of = {(row["column"], row["variant"]): f"{row['mean SSIM']:.3f}" for row in content["rows"]}
     published = f"{of['published', 'none']} → {of['published', 'splitting']}"
     ours = f"{of['ours', 'none']} → {of['ours', 'splitting']} → {of['ours', 'merging']}"
@@ -63,7 +64,7 @@ def test_the_scoreboard_begins_with_all_columns_side_by_side(tiny):
 
 
 def test_the_scoreboard_compares_splitting_with_everything(tiny):
-    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text())
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text(encoding="utf-8"))
     fixed = {"none": (15, 1, "better"), "random": (8, 8, "even"), "duplicate": (1, 15, "worse")}
     content["tests"] = [
         {"column": "ours", "candidates": 4, "variant": v, "against": other, "better": b, "worse": w, "p": 0.5}
@@ -86,8 +87,8 @@ def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
     (beside(tmp_path) / "scoreboard.md").unlink()
     assert main([*arguments(tmp_path), "--summarise"]) == 0
-    page = (beside(tmp_path) / "scoreboard.md").read_text()
-    assert f"palimpsest reproduce {tmp_path / 'tiny.toml'} --column" in page
+    page = (beside(tmp_path) / "scoreboard.md").read_text(encoding="utf-8")
+    assert f"palimpsest reproduce {shlex.quote(str(tmp_path / 'tiny.toml'))} --column" in page
     assert "Every experiment of the paper" not in page
     assert not (tmp_path / "docs").exists()
 
@@ -96,7 +97,8 @@ def test_a_file_of_ones_own_is_summed_up_beside_its_parts(tiny, tmp_path):
 def documented(tiny, tmp_path, monkeypatch):
     """A folder in which the tiny experiment is one of Palimpsest's, and its parts are in the documents."""
     shutil.copytree(tiny, tmp_path, dirs_exist_ok=True)
-    monkeypatch.setattr(experiment, "names", lambda: (str(tmp_path / "tiny.toml"),))
+    names = (*experiment.names(), str(tmp_path / "tiny.toml"))
+    monkeypatch.setattr(experiment, "names", lambda: names)
     assert main([*arguments(tmp_path), "--summarise"]) == 0
     return tmp_path
 
@@ -123,7 +125,7 @@ def test_parts_are_added_to_the_documents(documented):
     assert sorted(path.name for path in beside(documented).glob("*-seed*")) == [
         f"{column}-random-k4-seed1.json" for column in ("ours", "published")
     ]
-    assert "2 of 28 parts have been run" in (beside(documented) / "scoreboard.md").read_text()
+    assert "2 of 28 parts have been run" in (beside(documented) / "scoreboard.md").read_text(encoding="utf-8")
     assert main([*arguments(documented), "--summarise"]) == 0
     new = json.loads(document.read_bytes())
     assert [drop_times(row) for row in new["rows"]] == [drop_times(row) for row in old["rows"]]
@@ -160,7 +162,7 @@ def test_only_full_runs_of_reported_seeds_are_documented(documented, capsys):
 
 def test_parts_that_are_no_longer_asked_for_stay_in_the_documents(documented, capsys):
     file = documented / "tiny.toml"
-    file.write_text(file.read_text().replace("steps = 24", "steps = 25"))
+    file.write_text(file.read_text(encoding="utf-8").replace("steps = 24", "steps = 25"))
     before = contents(documented)
     assert main([*arguments(documented), "--summarise"]) == 2
     assert "28 of the parts in" in capsys.readouterr().err
@@ -169,7 +171,7 @@ def test_parts_that_are_no_longer_asked_for_stay_in_the_documents(documented, ca
 
 def test_parts_that_came_out_otherwise_stay_in_the_documents(documented, capsys):
     path = beside(documented) / "ours-random-k4-seed0.json"
-    result = json.loads(path.read_text())
+    result = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps(result | {"ssim": [0.0, *result["ssim"][1:]]}))
     before = contents(documented)
     assert main([*arguments(documented), "--summarise"]) == 2
@@ -181,7 +183,7 @@ def test_what_cannot_be_compared_with_the_documents_is_not_run(documented, capsy
     document = documented / "docs" / "results" / "tiny.json"
     take_out(document, variant="random", seed=1)
     weights = json.loads(document.read_bytes())["networks"][1]["weights"]
-    document.write_text(document.read_text().replace(weights, "trained elsewhere"))
+    document.write_text(document.read_text(encoding="utf-8").replace(weights, "trained elsewhere"))
     shutil.rmtree(documented / "runs")
     assert main([*arguments(documented), "--missing"]) == 2
     assert "training of seed 1 does not end here with the weights" in capsys.readouterr().err
@@ -193,7 +195,7 @@ def test_a_figure_of_which_not_everything_is_there_stays_as_it_was(documented, l
     if lacking == "picture":
         (beside(documented) / "pictures" / part.name).with_suffix(".safetensors").unlink()
     else:
-        result = json.loads(part.read_text())
+        result = json.loads(part.read_text(encoding="utf-8"))
         del result["trajectories"]
         part.write_text(json.dumps(result))
     before = contents(documented)
@@ -204,7 +206,7 @@ def test_a_figure_of_which_not_everything_is_there_stays_as_it_was(documented, l
 def test_a_figure_of_parts_that_are_no_longer_there_goes(documented):
     document = documented / "docs" / "results" / "tiny.json"
     file = documented / "tiny.toml"
-    before, ours = file.read_text().split("[columns.ours]")
+    before, ours = file.read_text(encoding="utf-8").split("[columns.ours]")
     file.write_text(f"{before}[columns.ours]{ours.replace('steps = 24', 'steps = 25')}")
     take_out(document, column="ours")
     shutil.rmtree(documented / "runs")
@@ -216,13 +218,13 @@ def test_a_picture_of_other_settings_is_not_shown(documented):
     runner, part = runner_in(documented), Part("ours", "none", 4, 0)
     assert runner.pictures(part) is not None
     file = documented / "tiny.toml"
-    file.write_text(file.read_text().replace("steps = 24", "steps = 25"))
+    file.write_text(file.read_text(encoding="utf-8").replace("steps = 24", "steps = 25"))
     assert runner_in(documented).pictures(part) is None
 
 
 def test_how_a_file_writes_what_it_asks_for_does_not_matter(documented):
     file = documented / "tiny.toml"
-    other = file.read_text().replace("alike = 0.95, dead = 0.01", "dead = 0.01, alike = 0.95")
+    other = file.read_text(encoding="utf-8").replace("alike = 0.95, dead = 0.01", "dead = 0.01, alike = 0.95")
     file.write_text(other.replace("[columns.ours]", "[columns.ours]\nsharpness = [10, 200]"))  # as the base has it
     assert len(runner_in(documented).results()) == 28
 
@@ -241,9 +243,28 @@ def test_results_of_another_version_are_refused(tiny, tmp_path):
         scoreboard.write(beside(tmp_path))
 
 
+@pytest.mark.parametrize("lacking", ["rows", "parts", "figures"])
+def test_results_that_lack_something_are_refused(tiny, tmp_path, lacking):
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text(encoding="utf-8"))
+    (tmp_path / "lacking.json").write_text(json.dumps({k: v for k, v in content.items() if k != lacking}))
+    with pytest.raises(InvalidInputError, match=lacking):
+        summary.read(tmp_path / "lacking.json")
+
+
+@pytest.mark.parametrize("change", [{"ssim": [5.0] * 8}, {"weights": "others"}, {"seed": []}])
+def test_known_parts_with_wrong_content_are_refused(tiny, tmp_path, change):
+    content = json.loads((beside(tiny) / "results" / "tiny.json").read_text(encoding="utf-8"))
+    content["parts"][0] |= change
+    (tmp_path / "wrong.json").write_text(json.dumps(content))
+    with pytest.raises(InvalidInputError, match=r"wrong\.json"):
+        summary.known(tmp_path / "wrong.json")
+
+
 def test_the_scoreboard_is_what_the_results_say(tmp_path):
     shutil.copytree(DOCS / "results", tmp_path / "results")
-    assert scoreboard.write(tmp_path).read_text() == (DOCS / "scoreboard.md").read_text()
+    assert scoreboard.write(tmp_path).read_text(encoding="utf-8") == (DOCS / "scoreboard.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("name", experiment.names())
@@ -262,7 +283,7 @@ def test_what_was_not_run_is_said(tiny, tmp_path):
     for name in ("ours-random-k4-seed0", "ours-random-k4-seed1", "published-none-k4-seed1"):
         (tmp_path / "runs" / "tiny" / f"{name}.json").unlink()
     assert main([*arguments(tmp_path), "--summarise"]) == 0
-    page = (beside(tmp_path) / "scoreboard.md").read_text()
+    page = (beside(tmp_path) / "scoreboard.md").read_text(encoding="utf-8")
     assert "Parts that were not run yet: published: none 1; ours: random 2." in page
 
 

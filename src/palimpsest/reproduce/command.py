@@ -31,7 +31,7 @@ class Options:
     """Which experiments, which parts of them, and how."""
 
     names: tuple[str, ...]
-    """Experiments: names, files of your own, or all."""
+    """Experiments: names, all, or your own .toml files (docs/own-experiments.md lists their keys)."""
     column: tuple[str, ...] = ()
     """Only these columns: published, ours, path."""
     variant: tuple[str, ...] = ()
@@ -142,7 +142,8 @@ def _side_by_side(lanes: list[Lane]) -> None:
 
 def _share(workers: int) -> None:
     """What a process beside others does first."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # nohup and `&` ask for Ctrl-C to be ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends it without a word
     threading.Thread(target=_end_with_the_first, daemon=True).start()
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // workers))
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -36,6 +37,11 @@ VARIANTS = {
 }
 CONTROLS = ("restarts", "random", "duplicate", "final-k", "equal-compute")
 PLAIN = ("none", "final-k", "equal-compute")  # variants that descend in one go
+PRIORS = ("Box", "CentredBox", "MinimumMultiplier", "TotalVariation")
+POLICIES = {  # the keys of these tables; the direction of splitting follows from the variant
+    "splitting": tuple(f.name for f in fields(pal.Splitting) if f.name != "direction"),
+    "merging": tuple(f.name for f in fields(pal.Merging)),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +104,10 @@ class Column:
     merging: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
-        if unknown := set(self.variants) - VARIANTS.keys():
-            raise TypeError(f"the variant {min(unknown)} is unknown")
+        _refuse_unknown("the variant ", self.variants, VARIANTS)
+        _refuse_unknown("the prior ", self.priors, PRIORS)
+        for name, known in POLICIES.items():
+            _refuse_unknown(f"{name}.", getattr(self, name) or (), known)
         if not self.candidates or min(self.steps, *self.candidates) < 1:
             raise TypeError(f"steps is {self.steps} and candidates is {list(self.candidates)}, and not one or more")
         for variant in self.variants:  # priors and policies are refused by those who know them
@@ -116,8 +124,6 @@ class Column:
     def settings(self, mean: Tensor) -> dict[str, Any]:
         """What all variants have in common, for `pal.reconstruct`; ``mean`` is what training subtracts of images."""
         known = vars(pal.priors) | {"CentredBox": partial(pal.priors.Box.around, mean)}
-        if unknown := self.priors.keys() - known.keys():
-            raise TypeError(f"the prior {min(unknown)} is unknown")
         return {
             "optimiser": Adam(learning_rate=self.learning_rate),
             "schedule": self.schedule,
@@ -166,8 +172,8 @@ class Goal:
 class Experiment:
     """Everything that an experiment's file states."""
 
-    name: str
-    called: str
+    name: str = ""
+    called: str = ""
     """What the command line calls it: its name, or the path of a file of one's own."""
     title: str
     paper: str = ""
@@ -184,6 +190,7 @@ class Experiment:
         if not self.seeds:
             raise TypeError("seeds is empty")
         for goal in self.goals:
+            _refuse_unknown("the column ", [goal.column], self.columns)
             column = self.columns[goal.column]
             if goal.variant not in column.variants or goal.candidates not in column.candidates:
                 raise TypeError(f"no part of {goal.column} is {goal.variant} from {goal.candidates} candidates")
@@ -200,41 +207,45 @@ def names() -> tuple[str, ...]:
 
 def load(name: str, *, small: bool = False) -> Experiment:
     """An experiment by its name, or from a file of your own; small, it takes minutes on two cores."""
+    if not name.isprintable():  # the scoreboard shows it
+        raise InvalidInputError(f"{name!a} is not text; rename the file or its folder")
     if name not in names() and Path(name).stem in names():
         raise InvalidInputError(f"{name} has the name of an experiment of Palimpsest's; give it another")
     try:
         table = _table(name)
     except RecursionError:
         raise InvalidInputError(f"{name} is based on itself; base it on another") from None
-    smaller = table.pop("small", {})
-    if small:
-        table = _overlaid(table, smaller | {"goals": []})
-        table["title"] += f" (small: {table['training']['data']})"
     try:
-        return _built(Experiment, table | {"name": Path(name).stem, "called": name})
+        smaller = table.pop("small", {})
+        _refuse_another_kind("small", smaller, dict[str, Any])
+        known: Experiment = _built(Experiment, _overlaid(table, smaller | {"goals": []}) if small else table)
     except (TypeError, KeyError, AttributeError, InvalidInputError) as error:
         raise InvalidInputError(f"the experiment {name!r} is not well described ({error}); correct its file") from error
+    title = f"{known.title} (small: {known.training.data})" if small else known.title
+    return replace(known, name=Path(name).stem, called=name, title=title)
 
 
 def _table(name: str) -> dict[str, Any]:
     """What a file states, laid over the experiment it is based on, whose aims and mentions in the paper are its own."""
     own = Path(name)
-    file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
-    if not file.is_file() and own.suffix == ".toml":
-        raise InvalidInputError(f"there is no file {name}; correct its path")
-    if not file.is_file():
+    if own.suffix != ".toml" and name not in names():
         raise InvalidInputError(
             f"there is no experiment {name!r}; choose one of {', '.join(names())}, or give a file.toml"
         )
+    if own.suffix == ".toml" and not os.path.isfile(own):
+        raise InvalidInputError(f"there is no file {name}; correct its path")
     try:
+        file = own if own.suffix == ".toml" else FILES / f"{name}.toml"
         table = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise InvalidInputError(f"{name} is not a TOML file ({error}); correct it") from error
     if "based_on" not in table:
         return table
-    base = Path(table.pop("based_on"))
-    below = _table(str(own.parent / base if base.suffix == ".toml" else base))
-    return _overlaid({name: value for name, value in below.items() if name not in ("goals", "paper")}, table)
+    if not isinstance(below := table.pop("based_on"), str):
+        raise InvalidInputError(f"{name} is based on {below!r}; give the name of an experiment, or a file.toml")
+    base = Path(below)
+    under = _table(str(own.parent / base if base.suffix == ".toml" else base))
+    return _overlaid({name: value for name, value in under.items() if name not in ("goals", "paper")}, table)
 
 
 def _overlaid(below: Any, above: Any) -> Any:
@@ -249,10 +260,9 @@ def _built(kind: Any, value: Any) -> Any:
     """A value as its dataclass has it: tables become dataclasses, lists become tuples."""
     if kind in (Experiment, Training, Column, Goal):
         hints = get_type_hints(kind)
-        needed = {f.name for f in fields(kind) if f.default is MISSING}
-        for wrong, what in ((value.keys() - hints.keys(), "unknown"), (needed - value.keys(), "missing")):
-            if wrong:
-                raise TypeError(f"{min(wrong)} is {what}")
+        _refuse_unknown("", value, keys(kind))
+        if missing := {f.name for f in fields(kind) if f.default is MISSING} - value.keys():
+            raise TypeError(f"{min(missing)} is missing")
         for name, given in value.items():
             _refuse_another_kind(name, given, hints[name])
         return kind(**{name: _built(hints[name], inner) for name, inner in value.items()})
@@ -261,6 +271,21 @@ def _built(kind: Any, value: Any) -> Any:
     if isinstance(value, list):
         return tuple(_built(Goal, each) if isinstance(each, dict) else each for each in value)
     return value
+
+
+def keys(kind: type) -> tuple[str, ...]:
+    """What the table of a dataclass may hold in a file.
+
+    >>> keys(Goal)
+    ('column', 'variant', 'candidates', 'measure', 'at_least', 'at_most')
+    """
+    names = tuple(f.name for f in fields(kind) if f.name not in ("name", "called"))  # those follow from the path
+    return (*names, "based_on", "small") if kind is Experiment else names
+
+
+def _refuse_unknown(what: str, given: Iterable[str], known: Iterable[str]) -> None:
+    if unknown := set(given) - set(known):
+        raise TypeError(f"{what}{min(unknown)} is unknown; choose from {', '.join(known)}")
 
 
 def _refuse_another_kind(name: str, given: Any, hint: Any) -> None:

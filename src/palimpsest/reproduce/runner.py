@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -21,10 +22,11 @@ from palimpsest.datasets import DataSet
 from palimpsest.errors import InvalidInputError
 from palimpsest.parametrisation import Subspace
 from palimpsest.reconstruction import Reconstruction
+from palimpsest.reproduce import soundness
 from palimpsest.reproduce.experiment import PLAIN, TUNING_SEEDS, VARIANTS, Experiment
 from palimpsest.scoring import Score, matching, metrics
 from palimpsest.state import State
-from palimpsest.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.storage import load_tensors, parse_json, save_tensors, write_atomically
 from palimpsest.training import Fit
 
 POINTS = 40  # of a curve
@@ -133,19 +135,23 @@ class Runner:
                     if variant in column.variants:
                         yield from (Part(name, variant, k, seed) for k in column.candidates)
 
-    def done(self, part: Part) -> dict[str, Any] | None:
+    def done(self, part: Part) -> Result | None:
         """What came of a part, or None if it was not run, or was run as the experiment's file no longer asks."""
         asked = self._asked(part)
-        for result in (self._in_folder(part), self.known.get(part)):
+        for result in (self._in_folder(part, asked), self.known.get(part)):
             if result is not None and result.get("asked") == asked:
                 return result
         return None
 
-    def _in_folder(self, part: Part) -> dict[str, Any] | None:
-        try:
-            return json.loads((self.folder / f"{part.name}.json").read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
+    def _in_folder(self, part: Part, asked: str) -> Result | None:
+        path = self.folder / f"{part.name}.json"
+        if not path.is_file():
             return None
+        with _refusing_what_is_not_ours(path):
+            result = parse_json(path.read_bytes())
+            if result.get("asked") == asked:
+                soundness.check_result(result, self.experiment.training.images)
+            return result
 
     def results(self) -> Results:
         """What came of all parts that are done."""
@@ -198,8 +204,11 @@ class Runner:
         if path.exists():
             final, description = load_tensors(path)
             if description.get("asked") == asked:
-                model.load_state_dict(final)
-                return model.to(self.device), initial, description["facts"]
+                facts: dict[str, Any] = description.get("facts", {})
+                with _refusing_what_is_not_ours(path):
+                    soundness.check_training(facts)
+                    model.load_state_dict(final)
+                return model.to(self.device), initial, facts
         fit, facts = self._train(model.to(self.device), seed)
         save_tensors(path, fit.model.state_dict(), {"asked": asked, "facts": facts})
         return fit.model, initial, facts
@@ -282,10 +291,23 @@ class Runner:
         """The images of a part, if they are kept: training images ("truth"), and what is "shown" of each."""
         path = self._pictures_file(part)
         tensors, description = load_tensors(path) if path.exists() else ({}, {})
-        return tensors if description.get("asked") == self._asked(part) else None
+        if description.get("asked") != self._asked(part):
+            return None
+        with _refusing_what_is_not_ours(path):
+            soundness.check_pictures(tensors, self.experiment.training.images)
+        return tensors
 
     def _pictures_file(self, part: Part) -> Path:
         return self.folder / "pictures" / f"{part.name}.safetensors"
+
+
+@contextmanager
+def _refusing_what_is_not_ours(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, OSError, RuntimeError) as error:  # torch raises the last for weights that do not fit
+        told = " ".join(str(error).split())
+        raise InvalidInputError(f"{path} is not what a run writes ({told}); delete it, and run it again") from error
 
 
 def _account(rec: Reconstruction, steps: int) -> dict[str, Any]:

@@ -40,10 +40,11 @@ TITLE = "# Scoreboard"
 ABOUT = """\
 Every experiment of the paper, *published* as the known methods do it and *ours* as Palimpsest does it, without
 splitting, with it, and with its controls. The known methods for logistic and cross-entropy losses look at the trained
-weights alone; *path* also knows the weights before training, and reads what training added to them. On MNIST *ours* and
-*path* are told the mean image that was subtracted before training. `palimpsest reproduce NAME --summarise` makes this
-page, its figures and `results/`, which holds every score of every image, from the parts that were run, then and before;
-every row has a command that makes it again. What it says about splitting is summed up in `docs/splitting.md`."""
+weights alone. *Ours* also uses one number for each tensor of the initial weights, its mean square, to balance the
+layers. *Path* knows all weights before training, and reads what training added to them. On MNIST *ours* and *path* are
+told the mean image that was subtracted before training. `palimpsest reproduce NAME --summarise` makes this page, its
+figures and `results/`, which holds every score of every image, from the parts that were run, then and before; every row
+has a command that makes it again. What it says about splitting is summed up in `docs/splitting.md`."""
 READING = """## How to read this page
 
 Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a

@@ -13,12 +13,14 @@ from typing import Any, NamedTuple
 from scipy.stats import binomtest
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.reproduce import figures
+from palimpsest.reproduce import figures, soundness
 from palimpsest.reproduce.experiment import VARIANTS, Goal
 from palimpsest.reproduce.runner import PICTURED, Part, Result, Results, Runner
 from palimpsest.storage import write_atomically
 
 FORMAT = 5  # of the file, by which a scoreboard knows its own
+KEYS = {"experiment", "title", "paper", "metric", "seeds", "command", "devices", "training", "columns", "networks",
+        "rows", "missing", "tests", "goals", "figures", "parts"}  # fmt: skip
 TOP = 25  # images on which the paper counts improvements
 CERTAIN = 0.01  # p below which a difference may be called one
 
@@ -57,7 +59,7 @@ def write(runner: Runner, folder: Path, options: str = "") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{runner.experiment.name}.json"
     results, before = runner.results(), _loaded(path)
-    of_before = before["figures"] if before is not None and before["scoreboard"] == FORMAT else {}
+    of_before = before.get("figures", {}) if before is not None and before["scoreboard"] == FORMAT else {}
     drawn = figures.write(runner, results, folder, of_before)
     content = summed_up(runner, results, options) | {"figures": drawn}
     parts = [json.dumps(_kept(part, result)) for part, result in results.items()]
@@ -71,6 +73,8 @@ def read(path: Path) -> dict[str, Any] | None:
     content = _loaded(path)
     if content is not None and content["scoreboard"] != FORMAT:
         raise InvalidInputError(f"{path} is of another version; delete it, and sum up its experiment again")
+    if content is not None and (missing := KEYS - content.keys()):
+        raise InvalidInputError(f"{path} lacks {min(missing)!r}; restore it, or delete it")
     return content
 
 
@@ -84,10 +88,18 @@ def _loaded(path: Path) -> dict[str, Any] | None:
 
 def known(path: Path) -> Results:
     """The parts that such a file holds, without the images that were kept of them; what was asked is said by each."""
-    content = _loaded(path) or {"networks": [], "parts": []}
-    training = {network["weights"]: {"training": network} for network in content["networks"]}
+    content = _loaded(path)
+    if content is None:
+        return {}
     names = [f.name for f in fields(Part)]
-    return {Part(**{name: kept[name] for name in names}): kept | training[kept["weights"]] for kept in content["parts"]}
+    try:
+        training = {network["weights"]: {"training": network} for network in content["networks"]}
+        found = {Part(**{n: kept[n] for n in names}): kept | training[kept["weights"]] for kept in content["parts"]}
+        for result in found.values():
+            soundness.check_result(result, content["training"]["images"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise InvalidInputError(f"{path} is not what --summarise writes ({error}); restore it, or delete it") from error
+    return found
 
 
 def summed_up(runner: Runner, results: Results, options: str = "") -> dict[str, Any]:
