@@ -212,8 +212,9 @@ def test_damaged_run_folders_give_no_other_verdict(damage, runs, tmp_path, capsy
 def test_damaged_audits_give_no_other_verdict(damage, audits, place, tmp_path, capsys):
     found = refused(capsys, audits, tmp_path, damage, [[*audit(place), "--out", "FOLDER"]])
     if damage.startswith(("truncated", "a bit", "of another run")):
-        controls = {f"runs/{role}-{i}.safetensors" for role in ("subject", "negative", "positive") for i in (0, 1)}
-        assert found == {"config.json", "preflight.json", "plan.json", "floor.json"} | controls
+        readings = {f"runs/{role}-{i}.safetensors" for role in ("subject", "negative", "positive") for i in (0, 1)}
+        facts = {"config.json", "preflight.json", "plan.json", "floor.json", "control.safetensors"}
+        assert found == facts | readings
 
 
 @pytest.mark.parametrize("damage", ["truncated", "a bit flipped in the middle", "of another run", "a FIFO"])

@@ -111,7 +111,7 @@ def score(
             ``.images``.
         images: the training images ``(n, C, H, W)``.
         held_out: images of the same kind that were not trained on, drawn like the training images; more is
-            better. Without them the verdict is uncalibrated.
+            better. Without them there is no verdict.
         mean: what was subtracted from the images before training, if ``images`` and ``held_out`` are given
             without that. Any mean will do, also that of the training images. It is added to the candidates where
             they are shown, and subtracted from the images where they are matched and judged. None if all are in
