@@ -57,7 +57,7 @@ def audits(place) -> dict[str, Path]:
     model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 6), torch.nn.ReLU(), torch.nn.Linear(6, 1))
     torch.save(model.state_dict(), place / "start.pt")
     data = pal.datasets.load("digits", per_class=2, seed=0)
-    fit = pal.train(model, data.train.images, data.train.labels, steps=100)
+    fit = pal.train(model, data.train.images, data.train.labels, steps=2000)
     torch.save(fit.model.state_dict(), place / "final.pt")
     np.savez(place / "images.npz", images=data.train.images.numpy(), labels=(data.train.labels.numpy() + 1) // 2)
     for name, seed in (("audit", "0"), ("other audit", "1")):

@@ -158,9 +158,9 @@ def load_tensors(
         description = parse_json(metadata["palimpsest"])
         if description.get("format") != FORMAT:
             raise CheckpointError(f"{path} was saved by another version of Palimpsest; {remedy}")
-        # Copied to where torch would have put them: some CPUs round otherwise where memory is not aligned alike.
+        sound = metadata["sha256"] == _tensor_digest(loaded, metadata["palimpsest"], metadata["owner"])
+        # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
         tensors = {name: t.clone() for name, t in loaded.items()}
-        sound = metadata["sha256"] == _tensor_digest(tensors, metadata["palimpsest"], metadata["owner"])
     except FileNotFoundError as error:
         raise CheckpointError(f"there is no file {path}; {remedy}") from error
     except OSError as error:
