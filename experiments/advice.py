@@ -12,6 +12,7 @@ import json
 from pathlib import Path
 
 import torch
+from provenance import made_by
 
 import palimpsest as pal
 from palimpsest.auditing.noise import recovery_under_noise
@@ -62,7 +63,7 @@ def main() -> None:
     for row in rows:
         print(f"{row['measure']:60s} {row['recovered']:3d} of {row['images']:3d}  mean SSIM {row['ssim']:.2f}"
               f"  accuracy {row['accuracy']:.2f}", flush=True)  # fmt: skip
-    result = {"command": f"python experiments/advice.py --steps {options.steps}", "rows": rows}
+    result = made_by(f"python experiments/advice.py --steps {options.steps}") | {"rows": rows}
     for path in ("docs/results/advice.json", "src/palimpsest/auditing/advice.json"):
         (ROOT / path).write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

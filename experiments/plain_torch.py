@@ -14,6 +14,7 @@ import json
 from pathlib import Path
 
 import torch
+from provenance import made_by
 from torch import Tensor, nn
 
 import palimpsest as pal
@@ -63,7 +64,7 @@ def main() -> None:
     plain, steps = trained_plainly(model, images, data.train.labels.float())
     ours = pal.train(model, images, data.train.labels, loss=training.loss).model
     written = {
-        "command": "python experiments/plain_torch.py",
+        **made_by("python experiments/plain_torch.py"),
         "optimiser": f"torch.optim.SGD, rate {RATE:g}, momentum {MOMENTUM:g}, {steps} steps, float32",
         "images by the span": {
             "plain torch": pal.span(plain, initial).samples,
