@@ -482,6 +482,8 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--method": "ntk"}, "needs the weights before training"),
         ({"--method": "multiclass"}, "one output per class"),
         ({"--mean": "grey", "--data": "digits.npz"}, "no mean or deviation"),
+        ({"--std": "0", "--data": "digits.npz"}, "standard deviation is 0"),
+        ({"--std": "nan", "--data": "digits.npz"}, "standard deviation is nan"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
         ({"--held-out": "digits.npz"}, "give these too, as --data"),
     ],

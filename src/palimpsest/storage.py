@@ -25,7 +25,7 @@ from torch import Tensor
 
 from palimpsest.errors import CheckpointError, RunFolderError, StorageError
 
-FORMAT = 3  # of every file that is written; another number is another version, and is refused
+FORMAT = 3  # of files that are read again; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
 LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
 MAKE_AGAIN = "delete it and give the same command again"

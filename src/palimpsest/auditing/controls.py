@@ -82,7 +82,7 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     but the images. From a known start it also moves as far: a network that moved less is easier to read.
     """
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(plan.seed)
+        torch.default_generator.manual_seed(plan.seed)  # leaves CUDA's generators alone
         model = subject.fresh()
     every_name = model.named_parameters(remove_duplicate=False)  # a tied parameter has several, and is no statistic
     learnt = {name for name, parameter in every_name if parameter.requires_grad}

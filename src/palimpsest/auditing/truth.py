@@ -50,10 +50,13 @@ class Truth:
 
 def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:
     """Read all images of a folder with one sub-folder per class, or of an .npz file; the same for those held out."""
+    deviation = numbers(std, image_shape)
+    if not bool((deviation > 0).all() and deviation.isfinite().all()):
+        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
     source = _source(images, image_shape)
     other = None if held_out is None else _unit(_source(held_out, image_shape).images)
     labels = torch.from_numpy(source.labels.astype(np.int64))
-    return Truth(_unit(source.images), labels, other, numbers(mean, image_shape), numbers(std, image_shape))
+    return Truth(_unit(source.images), labels, other, numbers(mean, image_shape), deviation)
 
 
 def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
