@@ -40,6 +40,7 @@ FEWEST_HELD_OUT = 20
 MEANS: dict[str, Callable[[Tensor, Tensor], tuple[Tensor, Tensor | float]]] = {  # (mean, standard deviation)
     "training": lambda x, y: (x.mean(0), 1.0),
     "channels": lambda x, y: (_channels(x.mean((0, 2, 3)), x), _channels(x.std((0, 2, 3)), x)),
+    "pixels": lambda x, y: (x.mean(0), x.std(0) + 0.01),
     "constant": lambda x, y: (torch.full_like(x[0], 0.5), 0.5),
     "none": lambda x, y: (torch.zeros_like(x[0]), 1.0),
     "all": lambda x, y: (torch.cat([x, y]).mean(0), 1.0),
@@ -84,7 +85,8 @@ def _claimed(name: str, n: int, mean: str, kind: str, draw: int) -> bool:
     m, std = MEANS[mean](x, y)
     if candidates is None:
         candidates = _synthetic(kind, y, m, std, max(2 * n, 20), generator)
-    return pal.score(candidates * std, x, held_out=y, mean=m).verdict.outcome is pal.scoring.Outcome.LEAKAGE
+    truth = pal.auditing.Truth(x, torch.zeros(n), y, mean=m, std=std)
+    return truth.score(candidates).verdict.outcome is pal.scoring.Outcome.LEAKAGE
 
 
 def _synthetic(kind: str, y: Tensor, m: Tensor, std: Tensor | float, k: int, generator: torch.Generator) -> Tensor:

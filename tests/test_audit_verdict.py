@@ -24,7 +24,7 @@ def comparison(recovered, *, n=40, held_out=40):
 
 
 READ, UNREAD = ranked(0.95, 0.9, 0.6, explained=0.9), ranked(0.1, explained=0.15)
-NOTHING, CHANCE = ranked(0.02, 0.01, explained=0.15), ranked(0.03, explained=0.1)
+NOTHING, CHANCE = ranked(0.02, 0.01, explained=0.6), ranked(0.03, explained=0.1)
 CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1)
 BLIND = Evidence(NOTHING, CHANCE, CONTROL)
 COMPARED = replace(BLIND, comparison=comparison(0), floor=0.1, accuracy=1.0)
@@ -35,7 +35,23 @@ CASES = {
     "so it does although the method fits badly": (replace(COMPARED, comparison=comparison(30), floor=0.9), LEAKAGE),
     "likely candidates": (replace(BLIND, ranking=READ), LEAKAGE),
     "one certain candidate": (replace(BLIND, ranking=ranked(0.9, 0.1, explained=0.9)), LEAKAGE),
-    "likely candidates without a control": (replace(BLIND, ranking=READ, positive=None), LEAKAGE),
+    "likely candidates without a control": (replace(BLIND, ranking=READ, positive=None), UNDECIDED),
+    "likely candidates that the control lacks": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, comparison=comparison(0))),
+        UNDECIDED,
+    ),
+    "likely candidates, the control not read": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, ranking=UNREAD)),
+        UNDECIDED,
+    ),
+    "many more candidates than images": (
+        replace(BLIND, ranking=ranked(*[0.9] * 9, explained=0.9), samples=4),
+        UNDECIDED,
+    ),
+    "a few more candidates than images": (
+        replace(BLIND, ranking=ranked(*[0.9] * 6, explained=0.9), samples=4),
+        LEAKAGE,
+    ),
     "nothing found by comparison": (COMPARED, NO_EVIDENCE),
     "nothing found without the images": (BLIND, NO_EVIDENCE),
     "no control": (replace(BLIND, positive=None), UNDECIDED),
@@ -58,7 +74,14 @@ CASES = {
     "more than five among many": (replace(COMPARED, comparison=comparison(6, n=400, held_out=40)), UNDECIDED),
     "the weights never moved": (replace(BLIND, moved=False), NO_VERDICT),
     "so even likely candidates say nothing": (replace(BLIND, moved=False, ranking=READ), NO_VERDICT),
-    "images that the network gets wrong": (replace(COMPARED, accuracy=0.5), NO_VERDICT),
+    "a method that explains the control alone": (replace(BLIND, ranking=ranked(0.01, explained=0.2)), UNDECIDED),
+    "images that the network gets wrong": (replace(COMPARED, accuracy=0.6, majority=0.5), NO_VERDICT),
+    "no better than the commonest class": (replace(COMPARED, accuracy=0.9, majority=0.85), NO_VERDICT),
+    "many classes, most of them right": (replace(COMPARED, accuracy=0.6, majority=0.01), NO_EVIDENCE),
+    "wrong images beside likely candidates": (
+        replace(BLIND, ranking=READ, comparison=compare(torch.ones(4), torch.zeros(2)), accuracy=0.3, majority=0.5),
+        NO_VERDICT,
+    ),
     "images that explain nothing": (replace(COMPARED, floor=0.84), NO_VERDICT),
     "unread control and a high floor": (replace(COMPARED, floor=0.84, positive=None, ranking=READ), NO_VERDICT),
     "no negative control": (replace(BLIND, negative=None), NO_VERDICT),
@@ -80,6 +103,18 @@ def test_the_numbers_behind_the_headline():
     assert (found.likely, found.bar, found.readable) == (1, pytest.approx(0.7), True)
     assert found.expected == pytest.approx(0.95)
     assert (found.unexplained, found.unexplained_by_chance) == (pytest.approx(0.1), pytest.approx(0.9))
+
+
+def test_no_more_images_are_claimed_than_there_are():
+    found = judge(replace(BLIND, ranking=ranked(*[0.95] * 6, explained=0.9), samples=4))
+    assert "estimated 4 " in found.sentence
+
+
+def test_advice_fits_the_method_and_the_control():
+    far = replace(COMPARED, floor=0.9)
+    assert "--initial" in judge(replace(far, method="kkt")).advice
+    assert "--initial" not in judge(far).advice
+    assert "--samples" in judge(replace(BLIND, positive=replace(CONTROL, samples=None))).advice
 
 
 def test_few_held_out_images_leave_the_verdict_to_the_estimates():

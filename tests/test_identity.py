@@ -139,7 +139,7 @@ def test_what_replaces_a_reading_is_there_before_it_goes(run, monkeypatch):
     with folder.locked():
         jobs.reconstruct(folder, other, device=CPU, variants=["without"], again=True)
     assert folder.variants().keys() == {"without"}
-    assert len(folder.snapshots("without", folder.owner_of(folder.variants()["without"]["settings"]))) == 4
+    assert len(folder.snapshots("without", folder.owner_of("without", folder.variants()["without"]["settings"]))) == 4
     assert not folder.snapshots("with")
 
 
@@ -280,6 +280,23 @@ def test_another_network_of_equal_shapes_is_another_audit(weights, tmp_path):
         with pytest.raises(RunFolderError, match="with other network"):
             audit(weights, tmp_path / "audit", lambda activation=activation: network(activation))
     audit(weights, tmp_path / "audit")
+
+
+def test_a_large_bias_hides_no_other_network(weights, tmp_path):
+    shifted = [{**w, "3.bias": w["3.bias"] + 300} for w in weights]
+    audit(shifted, tmp_path / "audit")
+    with pytest.raises(RunFolderError, match="with other network"):
+        audit(shifted, tmp_path / "audit", lambda: network(nn.Tanh))
+
+
+def test_a_reading_of_one_role_is_not_taken_for_another(weights, tmp_path):
+    found = audit(weights, tmp_path / "audit", controls=False)
+    runs = tmp_path / "audit" / "runs"
+    for number in (0, 1):
+        shutil.copy(runs / f"negative-{number}.safetensors", runs / f"subject-{number}.safetensors")
+    with pytest.raises(PalimpsestError, match="belongs to another run"):
+        audit(weights, tmp_path / "audit", controls=False)
+    assert found.finished
 
 
 def test_other_code_that_gives_the_same_outputs_is_the_same_network(weights, tmp_path, caplog):

@@ -15,6 +15,7 @@ from torch import nn
 import palimpsest as pal
 from killing import NEVER, Moment, struck
 from palimpsest.errors import CheckpointError, InvalidInputError
+from palimpsest.fingerprints import digest
 from palimpsest.parametrisation import Everywhere
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import State
@@ -189,6 +190,29 @@ def test_a_run_with_a_users_own_prior_and_optimiser_is_resumed(tmp_path):
     with pytest.raises(CheckpointError):
         problem(checkpoint=path, **changed)
     assert torch.equal(problem(checkpoint=path, **parts()).images, problem(**parts()).images)
+
+
+class Brighter(pal.priors.TotalVariation):
+    """A prior of ours with a setting that is no field."""
+
+    def __init__(self, weight, by):
+        super().__init__(weight=weight)
+        object.__setattr__(self, "by", by)
+
+
+class Warm(pal.KKT):
+    def __init__(self, model, warmth):
+        super().__init__(model)
+        self.warmth = warmth
+
+
+def test_settings_that_a_subclass_adds_tell_runs_apart():
+    assert digest(Brighter(0.1, 1)) != digest(Brighter(0.1, 1000))
+    model = pal.networks.MLP((1, 3, 3), (6,))
+    warm, hot = (Solver(Warm(model, t), Everywhere((1, 3, 3)), Settings(candidates=2)) for t in (1.0, 2.0))
+    assert warm.fingerprint() != hot.fingerprint()
+    with pytest.raises(InvalidInputError):
+        digest(np.array([object(), 1]))
 
 
 @pytest.mark.parametrize("unknown", [lambda x: x, object(), torch.relu, partial(lambda x: x, 0), torch.Generator()])

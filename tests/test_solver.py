@@ -310,6 +310,20 @@ def test_the_certificate_of_a_run_in_chunks_takes_no_more_memory_than_the_run():
     assert certificate.numbers <= max(3 * k, BASIS * chunk) * d
 
 
+def test_a_run_in_chunks_is_certified_by_the_splitting_matrices_alone():
+    """A few Lanczos directions for all candidates may miss the least eigenvalue, which would be no bound."""
+    torch.manual_seed(1)
+    initial, final = (pal.networks.MLP(12, (9,)).double() for _ in range(2))
+    objective = pal.NTK(final, initial.state_dict(), sharpness=5.0)
+    x, λ = torch.randn(8, 12).double(), torch.randn(8).double()
+    whole = pal.certify(objective, x, λ, iterations=100)
+    objective.chunk = 1
+    chunked = pal.certify(objective, x, λ, iterations=100)
+    assert chunked.hessian == chunked.splitting
+    assert chunked.hessian <= whole.hessian + 1e-6
+    assert chunked.splitting == pytest.approx(whole.splitting, abs=1e-6)
+
+
 @pytest.mark.parametrize("chunk", [1, 3])
 def test_the_certificate_does_not_depend_on_chunks(chunk):
     objective, x, λ = exact_problem(1, n=4, d=3, width=20)

@@ -56,6 +56,26 @@ def test_controls_of_such_a_factory_do_not_start_at_the_trained_weights():
     assert torch.equal(ours.model[1].weight, model[1].weight)
 
 
+class Token(nn.Module):
+    """A parameter whose initialisation only its constructor knows."""
+
+    def __init__(self):
+        super().__init__()
+        self.token = nn.Parameter(torch.full((64,), 0.3))
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.head(torch.relu(x.flatten(1) + self.token))
+
+
+def test_parameters_without_a_way_to_reset_them_are_not_left_trained():
+    model = Token()
+    ours = subject(lambda: model, model.state_dict(), image_shape=SHAPE)
+    fresh = ours.fresh().token
+    assert not torch.equal(fresh, model.token)
+    assert 0.1 < float(fresh.square().mean().sqrt()) < 0.9
+
+
 CODE = """
 import torch
 import neighbour

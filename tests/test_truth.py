@@ -1,5 +1,7 @@
 """Training images as the network saw them, and how much noise hides them."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -61,3 +63,51 @@ def test_noise_hides_what_was_learnt_and_leaves_the_network_as_it_was():
     assert clear.recovered > hidden.recovered == 0
     assert clear.ssim > hidden.ssim
     assert all(torch.equal(t, before[name]) for name, t in fit.model.state_dict().items())
+
+
+def made_up(n, seed, held_out=40, **options):
+    generator = torch.Generator().manual_seed(seed)
+    texture = pal.scoring.metrics.gaussian_blur(torch.randn(n + held_out, 1, 16, 16, generator=generator), sigma=1.5)
+    x, y = pal.scoring.metrics.minmax(texture).split([n, held_out])
+    noise = pal.scoring.metrics.gaussian_blur(torch.randn(2 * n, 1, 16, 16, generator=generator), sigma=1.5)
+    return pal.auditing.Truth(x, torch.arange(n) % 2, y, mean=x.mean(0), **options), noise
+
+
+def test_a_deviation_for_each_pixel_turns_no_noise_into_a_claim():
+    claims = 0
+    for seed in range(20):
+        truth, noise = made_up(4, seed)
+        truth = replace(truth, std=truth.images.std(0))
+        claims += truth.score(noise).verdict.outcome is pal.scoring.Outcome.LEAKAGE
+    assert claims == 0
+
+
+class Fixed(torch.nn.Module):
+    """Gives these outputs, whatever it sees."""
+
+    def __init__(self, outputs):
+        super().__init__()
+        self.outputs = torch.nn.Parameter(torch.tensor(outputs))
+
+    def forward(self, x):
+        return self.outputs
+
+
+@pytest.mark.parametrize(
+    ("outputs", "accuracy"),
+    [
+        ([0.1, 0.9, 0.2, 0.8], 1.0),
+        ([-1.0, 1.0, -1.0, 1.0], 1.0),
+        ([1.0, -1.0, 1.0, -1.0], 1.0),
+        ([0.1, 0.2, 0.3, 0.0], 0.75),
+    ],
+)
+def test_one_output_may_have_any_threshold(outputs, accuracy):
+    truth, _ = made_up(4, 0)
+    assert truth.accuracy(Fixed(outputs)) == accuracy
+    assert truth.majority(1) == 0.5
+
+
+def test_several_outputs_are_compared_with_the_classes():
+    truth, _ = made_up(4, 0)
+    assert truth.accuracy(Fixed([[1.0, 0.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 1.0], [0.0, 1.0, 0.0]])) == 0.75

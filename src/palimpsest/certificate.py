@@ -29,7 +29,9 @@ class Certificate:
 
     A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), with ρ the Lipschitz constant of
     the Hessian. Since λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify it; only a
-    direction that was found refutes it. Both figures are Ritz values less their error bounds.
+    direction that was found refutes it. Both figures are Ritz values less their error bounds, which are bounds from
+    below once Lanczos has found the least eigenvalue. For all candidates jointly that takes many directions, for which
+    a run in chunks does not have the memory: it is certified by the splitting matrices alone.
     """
 
     epsilon: float
@@ -88,18 +90,20 @@ def certify(
     dx, _ = objective.gradients(x, multipliers, labels)
     S = eigenpairs(objective, x, multipliers, labels, iterations=iterations, basis=BASIS)
     hessian = objective.hessian(x, multipliers, labels)
-    of_all = max(2, BASIS * min(objective.chunk or len(x), len(x)) // len(x))  # each is as large as all candidates
+    in_chunks = objective.chunk is not None and objective.chunk < len(x)
+    of_all = max(2, BASIS * objective.chunk // len(x)) if in_chunks and objective.chunk else BASIS
     H = smallest_eigenpairs(lambda v: hessian(v[0])[None], x[None], iterations=iterations, basis=of_all)
     v, h = H.vectors[0], 1e-2
 
     def curvature_along_v(at: Tensor) -> float:
         return float((v * objective.hessian(at, multipliers, labels)(v)).sum())
 
+    splitting = float((S.values - S.residuals).min()) / T2
     return Certificate(
         epsilon=epsilon,
         gradient=float(dx.norm()) / T2,
-        splitting=float((S.values - S.residuals).min()) / T2,
-        hessian=float(H.values[0] - H.residuals[0]) / T2,
+        splitting=splitting,
+        hessian=splitting if in_chunks else float(H.values[0] - H.residuals[0]) / T2,
         found=float(H.values[0]) / T2,
         rho=abs(curvature_along_v(x + h * v) - curvature_along_v(x - h * v)) / (2 * h) / T2,
     )

@@ -97,16 +97,15 @@ class Reconstruct:
         variants = ("without", "with") if self.splitting == "both" else (self.splitting,)
         with RunFolder(self.folder).locked() as folder:
             try:
-                for variant in variants:
-                    jobs.reconstruct(
-                        folder,
-                        self.reading,
-                        device=_device(self.device),
-                        variants=(variant,),
-                        callbacks=self._callbacks(variant),
-                        execution=Execution(mode=self.mode),
-                        again=self.again,
-                    )
+                jobs.reconstruct(
+                    folder,
+                    self.reading,
+                    device=_device(self.device),
+                    variants=variants,
+                    callbacks=self._callbacks,
+                    execution=Execution(mode=self.mode),
+                    again=self.again,
+                )
             except KeyboardInterrupt:
                 raise InterruptedRunError(INTERRUPTED) from None
         print(printable(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them."))

@@ -238,7 +238,7 @@ def reconstruct(
     *,
     device: torch.device,
     variants: Sequence[str] = ("without", "with"),
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callable[[str], Sequence[Callback]] = lambda variant: (),
     progress: bool | None = None,
     execution: pal.Execution | None = None,
     again: bool = False,
@@ -263,7 +263,7 @@ def reconstruct(
         if name in done and done[name]["settings"] == asked:
             continue
         snapshots = Snapshots(
-            folder, name, owner=folder.owner_of(asked), every=8 * max(1, job.steps // 200), images=show
+            folder, name, owner=folder.owner_of(name, asked), every=8 * max(1, job.steps // 200), images=show
         )
         read = partial(
             pal.reconstruct,
@@ -275,7 +275,7 @@ def reconstruct(
             splitting=job.splitting if name == "with" else None,
             seed=job.seed,
             checkpoint=folder.checkpoint,
-            callbacks=[*callbacks, Journal(VARIANTS[name], job.steps), snapshots],
+            callbacks=[*callbacks(name), Journal(VARIANTS[name], job.steps), snapshots],
             progress=progress,
             execution=execution,
         )
@@ -299,7 +299,7 @@ def _read(read: Callable[[], pal.Reconstruction], folder: RunFolder, *, again: b
 
 
 def _done(folder: RunFolder, asked: dict[str, Any], *, again: bool) -> dict[str, dict[str, Any]]:
-    """The finished variants. One made otherwise stays until its replacement is there, if that is asked for."""
+    """The finished variants. One with other settings stays until its replacement is there, if that is asked for."""
     try:
         done = folder.variants()
     except CheckpointError:
@@ -462,7 +462,7 @@ def _shown(
     folder: RunFolder, name: str, fields: dict[str, Any], score: Score, scored: Callable[[Tensor], Score], mean: Tensor
 ) -> Variant:
     """A variant as the report shows it: the mean added to its candidates, the scores followed over its snapshots."""
-    snapshots = folder.snapshots(name, folder.owner_of(fields["settings"]))
+    snapshots = folder.snapshots(name, folder.owner_of(name, fields["settings"]))
     on_the_way = [(s["step"], scored(s["images"])) for s in snapshots]
     return Variant(
         name=VARIANTS[name],

@@ -214,12 +214,12 @@ class RunFolder:
             "reconstruction.safetensors": packed(tensors, {"variants": rest}, owner=self.owner),
         }
         write_together({self.path / name: content for name, content in files.items()})
-        self._forget_snapshots({name: self.owner_of(fields["settings"]) for name, fields in variants.items()})
+        self._forget_snapshots({name: self.owner_of(name, fields["settings"]) for name, fields in variants.items()})
         self._forget("checkpoint.safetensors", "scores.json", "pictures.png", "report.html")
 
-    def owner_of(self, settings: Mapping[str, Any]) -> str:
-        """The identity of a reconstruction with these settings, which its snapshots carry."""
-        return digest(self.owner, settings)
+    def owner_of(self, variant: str, settings: Mapping[str, Any]) -> str:
+        """The identity of a variant with these settings, which its snapshots carry."""
+        return digest(self.owner, variant, settings)
 
     def snapshots(self, variant: str, owner: str | None = None) -> list[dict[str, Any]]:
         """Candidates on their way, in order: step, ids, images.

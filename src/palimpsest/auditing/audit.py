@@ -11,6 +11,7 @@ audit.json, report.html    the verdict and everything behind it
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import inspect
 import json
@@ -121,6 +122,8 @@ class Audit:
     """Share of the target that the training images leave unexplained, if they were given."""
     accuracy: float | None
     """Share of the training images that the network classifies correctly, if they were given."""
+    samples: int | None
+    """Number of training images, as given or as counted."""
     finished: bool
     """Whether time sufficed for everything that was planned."""
     report: Path
@@ -167,6 +170,10 @@ def audit(
         **options: see :class:`Options`.
     """
     began = time.monotonic()
+    if unknown := [name for name in options if name not in {field.name for field in fields(Options)}]:
+        near = difflib.get_close_matches(unknown[0], [field.name for field in fields(Options)], 1)
+        hint = f"did you mean {near[0]!r}?" if near else "see pal.auditing.Options"
+        raise InvalidInputError(f"{unknown[0]!r} is no option of an audit; {hint}")
     chosen = Options(**options)
     _ = chosen.wishes  # what cannot be is refused before the folder is taken
     examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
@@ -224,9 +231,14 @@ def _outputs(examined: Subject) -> list[float]:
 
 
 def _alike(before: list[float], now: list[float]) -> bool:
-    a, b = torch.tensor(before), torch.tensor(now)
-    largest = float(torch.where(b.isfinite(), b, 0.0).abs().max())
-    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=ALIKE * largest, equal_nan=True)
+    """Compared by how the probes differ from each other: a large bias, which they share, says little."""
+    a, b = (torch.tensor(x).double() for x in (before, now))
+    if a.shape != b.shape:
+        return False
+    a, b = (x.view(PROBES, -1) - x.view(PROBES, -1).mean(0) for x in (a, b))
+    spread = float(torch.where(b.isfinite(), b, 0.0).abs().max())
+    rounding = torch.finfo(torch.float32).eps * max(map(abs, now), default=0.0)
+    return torch.allclose(a, b, rtol=0, atol=ALIKE * spread + 16 * rounding, equal_nan=True)
 
 
 def _identity(examined: Subject, truth: Truth | None) -> str:
@@ -259,6 +271,7 @@ class _Auditor:
         found = self.examine()
         plan = self.plan(found)
         public = public_images(plan.control_images, self.subject.image_shape, self.subject.outputs, seed=plan.seed)
+        floor = self.floor(plan)
         runs, finished = self.read_all(plan, public)
         ranking = rank(agree(runs["subject"]))
         negative = rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None
@@ -268,9 +281,12 @@ class _Auditor:
             negative=negative,
             positive=self.positive(runs["positive"], found, plan, public),
             comparison=None if scored is None else scored.verdict,
-            floor=self.floor(plan),
+            floor=floor,
             accuracy=None if self.truth is None else self.truth.accuracy(self.subject.model),
+            majority=0.0 if self.truth is None else self.truth.majority(self.subject.outputs),
             moved=found.moved != 0,
+            method=plan.method,
+            samples=self.samples(found),
         )
         return self.report(
             Audit(
@@ -283,6 +299,7 @@ class _Auditor:
                 score=scored,
                 floor=evidence.floor,
                 accuracy=evidence.accuracy,
+                samples=evidence.samples,
                 finished=finished,
                 report=self.folder.path / "report.html",
             )
@@ -333,6 +350,10 @@ class _Auditor:
         wishes = self.options.wishes
         known = None if self.truth is None else len(self.truth.images)
         return replace(wishes, samples=wishes.samples or known)
+
+    def samples(self, found: Preflight) -> int | None:
+        """How many training images there are, as given or as counted."""
+        return self.wishes.samples or found.samples
 
     def problem(self, plan: Plan) -> Objective:
         return objective(self.subject.model, self.subject.initial, plan).to(self.device)
@@ -389,7 +410,7 @@ class _Auditor:
             seed = 1000 * plan.seed + number
             return read(problem, self.subject.image_shape, plan, seed=seed, checkpoint=checkpoint, clock=self.clock)
 
-        run = stages.tensors(path, self.owner, find, _run)
+        run = stages.tensors(path, digest(self.owner, role, number), find, _run)
         checkpoint.unlink(missing_ok=True)
         return run
 
@@ -442,16 +463,14 @@ class _Auditor:
             ranking=rank(agreed),
             comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
             images=plan.control_images,
-            samples=self.wishes.samples or found.samples,
+            samples=self.samples(found),
             way=distance(model, start[1]) / max(distance(self.subject.model, start[0]), 1e-300),
         )
 
     def score(self, ranking: Ranking) -> Score | None:
         if self.truth is None or not len(ranking):
             return None
-        shown = ranking.images * self.truth.std
-        mean = torch.as_tensor(self.truth.mean).expand(self.subject.image_shape)
-        return score(shown, self.truth.images, held_out=self.truth.held_out, mean=mean)
+        return self.truth.score(ranking.images)
 
     def floor(self, plan: Plan) -> float | None:
         if self.truth is None:

@@ -19,7 +19,7 @@ from palimpsest.objectives.base import parameters_of
 from palimpsest.training import Fit, LossName, train
 
 LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
-TRAININGS = 4  # of the positive control, to move as far as the subject
+TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as the subject
 TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's way: what still counts as the same, and what to aim at
 
 
@@ -41,7 +41,7 @@ def shuffled(subject: Subject, method: str, *, seed: int) -> nn.Module:
 
 @dataclass(frozen=True)
 class PublicImages:
-    """Images that anyone may look at, in the shape of the audited network's, centred as it is usual."""
+    """Images that anyone may look at, centred, in the shape that the audited network sees."""
 
     images: Tensor
     labels: Tensor
@@ -99,9 +99,10 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
 def _moved_as_far(model: nn.Module, subject: Subject, public: PublicImages, steps: int) -> Fit:
     """Fit the targets s·y, with s such that the network moves as far as the subject did.
 
-    The way is about proportional to s, so a few trainings find it. All of them together take at most ``steps``.
+    The way is about a power of s, so a few trainings find it. All of them together take at most ``steps``.
     """
     goal, s, fit = distance(subject.model, subject.initial), 1.0, None
+    power, before = 1.0, None
     y = public.labels if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
     for _ in range(TRAININGS):
         try:
@@ -114,6 +115,9 @@ def _moved_as_far(model: nn.Module, subject: Subject, public: PublicImages, step
         way = distance(fit.model, fit.initial)
         if goal <= way <= TOO_FAR * goal or steps < 1 or way == 0:
             break
-        s *= BEYOND * goal / way
+        if before is not None and way != before[1]:
+            power = min(max(math.log(way / before[1]) / math.log(s / before[0]), LEAST_POWER), 1.0)
+        before = (s, way)
+        s *= (BEYOND * goal / way) ** (1 / power)
     assert fit is not None
     return fit

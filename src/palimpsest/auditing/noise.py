@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from palimpsest.auditing.truth import Truth
 from palimpsest.objectives import NTK
 from palimpsest.reconstruction import reconstruct
-from palimpsest.scoring import score
 
 
 @dataclass(frozen=True)
@@ -97,8 +96,7 @@ def _recovery(
         seed=seed,
         **settings,
     )
-    mean = torch.as_tensor(truth.mean).expand(shape)
-    result = score(rec.images.cpu() * truth.std, truth.images, held_out=truth.held_out, mean=mean)
+    result = truth.score(rec.images)
     with torch.no_grad():
         outputs = model(truth.seen.to(rec.images)).flatten().cpu()
     accuracy = float((outputs * truth.labels_for(1) > 0).double().mean())

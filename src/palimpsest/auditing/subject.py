@@ -50,6 +50,8 @@ def subject(
     """The network with its weights, refused by the layer's name if no method can differentiate it."""
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise InvalidInputError(f"the shape is {tuple(image_shape)}; give channels, height and width, such as 1,28,28")
+    if isinstance(network, nn.Module):
+        raise InvalidInputError("the network is a module; give a function that makes it, such as lambda: network")
     shape = tuple(image_shape)
     fresh = guarded(factory(network) if isinstance(network, str) else network, shape)
     model, start = fresh(), None
@@ -120,8 +122,12 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
 
 
 def _initialise(module: nn.Module) -> None:
+    """As its class does it, or by noise of the same size where the class does not say how."""
     if callable(reset := getattr(module, "reset_parameters", None)):
         reset()
+        return
+    for p in module.parameters(recurse=False):
+        nn.init.normal_(p, std=float(p.detach().square().mean().sqrt()))
 
 
 def _tried(model: nn.Module, image_shape: tuple[int, ...]) -> Any:

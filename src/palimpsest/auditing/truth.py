@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError, InvalidInputError
+from palimpsest.scoring import Score, score
+from palimpsest.scoring.scores import check_apart
 from palimpsest.storage import open_regular
 
 
@@ -28,20 +30,43 @@ class Truth:
     mean: Tensor | float = 0.0
     std: Tensor | float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.held_out is not None:
+            check_apart(self.images, self.held_out)
+
     @property
     def seen(self) -> Tensor:
         """The training images as the network saw them."""
         return (self.images - self.mean) / self.std
 
+    def score(self, candidates: Tensor, *, looks: int = 1) -> Score:
+        """Candidates, as the network sees images, scored against the training images.
+
+        They are scaled by one deviation for each channel. A deviation for each pixel is large where the training images
+        differ from their mean; multiplied by it, even noise resembles them.
+        """
+        shape = tuple(self.images.shape[1:])
+        mean, std = (torch.as_tensor(value, dtype=torch.float32).expand(shape) for value in (self.mean, self.std))
+        shown = candidates.cpu() * std.mean((1, 2), keepdim=True)
+        return score(shown, self.images, held_out=self.held_out, mean=mean, looks=looks)
+
     def accuracy(self, model: nn.Module) -> float:
-        """Share of the training images that the network classifies correctly; either sign of one output will do."""
+        """Share of the training images that the network classifies correctly.
+
+        One output tells two classes apart by any threshold, in either direction: not every network has its at 0.
+        """
         with torch.no_grad():
             outputs = model(self.seen.to(next(model.parameters()))).reshape(len(self.images), -1).cpu()
         labels = self.labels_for(outputs.shape[1])
         if outputs.shape[1] > 1:
             return float((outputs.argmax(1) == labels).double().mean())
-        right = float((outputs[:, 0].sign() == labels).double().mean())
-        return max(right, 1 - right)
+        above = outputs >= outputs.T  # one column for each threshold
+        right = (above == (labels > 0)[:, None]).double().mean(0)
+        return float(torch.stack([right, 1 - right]).max())
+
+    def majority(self, outputs: int) -> float:
+        """Share of the commonest class: the accuracy of a network that looks at nothing."""
+        return float(self.labels_for(outputs).unique(return_counts=True)[1].max() / len(self.labels))
 
     def labels_for(self, outputs: int) -> Tensor:
         """±1 for one output, classes for several."""

@@ -5,8 +5,10 @@ No evidence   Nothing was read, although the same effort reads a control that is
 Undecided     The audit ran to its end, and what it found supports neither of the two.
 No verdict    Something that a verdict needs is missing, or an assumption of the method does not hold.
 
-The comparison with given training images decides alone where it claims leakage: its rate of false claims is known.
-Everything else can only weaken a claim that nothing was found.
+The rules apply in this order. A comparison with given training images that claims leakage is the headline, because its
+rate of false claims is known. Data that do not fit the network, or a method that does not describe its training, give
+no verdict. Without a comparison, estimated probabilities may claim leakage. Everything else only weakens the claim
+that nothing was read.
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from palimpsest.scoring import Outcome, Verdict
 LIKELY = 0.5  # a candidate counts from this probability
 CERTAIN = 0.8  # and a claim takes one of this
 LEFT = 0.75  # of what the negative control leaves unexplained: a network that was read leaves less
-FITTED = 0.75  # accuracy on its own training images below which a network was trained on other images
-DESCRIBED = 0.5  # floor above which the method does not describe the training
+DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
 AS_FAR = 0.9  # of the subject's way: a control that moved less is easier to read
+CROWD = 2.0  # times as many likely candidates as training images: the estimates do not hold for this network
+MORE = "Audit again in a new folder with more --minutes."
 SUGGESTIVE = 0.1  # p-value of a comparison that decides nothing and yet excludes nothing
 MANY = 5  # recovered images that chance may explain, but that nobody should call nothing
 
@@ -47,13 +50,15 @@ class PositiveControl:
     way: float
 
     @property
-    def easier(self) -> str:
-        """Why it may be easier to read than the subject, or nothing."""
+    def easier(self) -> tuple[str, str] | None:
+        """Why it may be easier to read than the subject, and what to do about it."""
         if self.samples is None:
-            return "the number of training images is unknown; give it as --samples"
+            return "the number of training images is unknown", "Give it by --samples."
         if self.images < self.samples:
-            return f"it holds {self.images} images, not {self.samples}"
-        return "" if self.way >= AS_FAR else f"it moved only {self.way:.2g} times as far from its start"
+            return f"it holds {self.images} images, not {self.samples}", MORE
+        if self.way < AS_FAR:
+            return f"it moved only {self.way:.2g} times as far from its start", f"{MORE} Or give more --control-steps."
+        return None
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,10 @@ class Evidence:
         comparison: the subject's candidates compared with its training images.
         floor: share of the target that the training images leave unexplained.
         accuracy: of the network on the training images.
+        majority: share of their commonest class.
         moved: whether the trained weights differ from the initial ones.
+        method: by which the weights were read.
+        samples: number of training images, if known.
     """
 
     ranking: Ranking
@@ -75,7 +83,10 @@ class Evidence:
     comparison: Verdict | None = None
     floor: float | None = None
     accuracy: float | None = None
+    majority: float = 0.0
     moved: bool = True
+    method: str = "ntk"
+    samples: int | None = None
 
     @property
     def compared(self) -> bool:
@@ -102,12 +113,14 @@ class Evidence:
 
     @property
     def readable(self) -> bool | None:
-        """Whether the control was read, by the same judgement as the subject; None without a control."""
+        """Whether the control was read, by the same judgement as the subject; None without a control.
+
+        Its images are public, so a control also shows whether likely candidates are real in networks of this kind.
+        """
         if self.positive is None or self.positive.comparison.outcome is Outcome.NO_VERDICT:
             return None
-        if self.compared:
-            return self.positive.comparison.outcome is Outcome.LEAKAGE
-        return bool((self.likely(self.positive.ranking) >= CERTAIN).any())
+        found = self.positive.comparison.outcome is Outcome.LEAKAGE
+        return found and (self.compared or bool((self.likely(self.positive.ranking) >= CERTAIN).any()))
 
 
 @dataclass(frozen=True)
@@ -140,7 +153,8 @@ class AuditVerdict:
 def judge(e: Evidence) -> AuditVerdict:
     """Fold all evidence into one headline."""
     p = e.likely(e.ranking)
-    outcome, sentence, advice = _leakage(e, p) or _no_verdict(e) or _undecided(e, p) or _no_evidence(e)
+    headline = _compared(e) or _no_verdict(e) or _estimated(e, p) or _undecided(e, p) or _no_evidence(e)
+    outcome, sentence, advice = headline
     return AuditVerdict(
         outcome=outcome,
         sentence=sentence,
@@ -157,22 +171,29 @@ def judge(e: Evidence) -> AuditVerdict:
 Headline = tuple[Outcome, str, str]
 
 
-def _leakage(e: Evidence, p: Tensor) -> Headline | None:
-    """A comparison that claims it; without one, likely candidates of a method that reads its control."""
-    if e.comparison is not None and e.comparison.outcome is Outcome.LEAKAGE:
-        return Outcome.LEAKAGE, e.comparison.sentence, ""
-    alone = len(p) == 1 and e.readable is False  # one estimate does not carry a claim where the method fails
-    if e.compared or not e.moved or alone or not bool((p >= CERTAIN).any()):
+def _compared(e: Evidence) -> Headline | None:
+    """A comparison that claims leakage."""
+    if e.comparison is None or e.comparison.outcome is not Outcome.LEAKAGE:
         return None
-    caveat = "" if e.readable else " No positive control confirms the estimate."
-    return Outcome.LEAKAGE, f"Leakage: {_candidates(p)}.{caveat}", ""
+    return Outcome.LEAKAGE, e.comparison.sentence, ""
+
+
+def _estimated(e: Evidence, p: Tensor) -> Headline | None:
+    """Without a comparison, likely candidates in a network of a kind whose likely candidates are real."""
+    if e.compared or not e.readable or _crowded(e, p) or not bool((p >= CERTAIN).any()):
+        return None
+    return Outcome.LEAKAGE, f"Leakage: {_candidates(e, p)}.", ""
+
+
+def _crowded(e: Evidence, p: Tensor) -> bool:
+    return e.samples is not None and len(p) > CROWD * e.samples
 
 
 def _no_verdict(e: Evidence) -> Headline | None:
     if not e.moved:
         sentence = "No verdict: the initial weights equal the trained ones."
         return Outcome.NO_VERDICT, sentence, "Check the two files."
-    if e.accuracy is not None and e.accuracy < FITTED:
+    if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2:  # half-way from looking at nothing to knowing all
         return (
             Outcome.NO_VERDICT,
             f"No verdict: the network classifies only {e.accuracy:.0%} of the given training images correctly.",
@@ -183,7 +204,9 @@ def _no_verdict(e: Evidence) -> Headline | None:
             Outcome.NO_VERDICT,
             "No verdict: the method does not describe this training. The training images leave"
             f" {e.floor:.0%} of its target unexplained.",
-            "Check the mean and standard deviation that training used; Adam and long training have the same effect.",
+            "Check the mean and standard deviation that training used; Adam and long training have the same effect."
+            if e.method == "ntk"
+            else "Give the initial weights by --initial. Without them a network must have been trained for very long.",
         )
     if e.negative is None:
         sentence = "No verdict: the audit did not read two restarts and a negative control."
@@ -198,36 +221,46 @@ def _undecided(e: Evidence, p: Tensor) -> Headline | None:
 
 def _ambiguous(e: Evidence, p: Tensor) -> tuple[str, str] | None:
     """Something was found, but not enough for a claim."""
-    more = "Audit again in a new folder with more --minutes."
     if e.compared:
         assert e.comparison is not None
         assert e.comparison.p_value is not None
         if e.comparison.p_value <= SUGGESTIVE or e.comparison.recovered > MANY:
             count = f"{e.comparison.recovered} of {e.comparison.total} training images recovered"
-            return (
-                f"{count}, which chance can explain (p = {e.comparison.p_value:.2g})",
-                f"Hold out more images. {more}",
-            )
-        if len(p):
-            return f"{_candidates(p)}, but they match none of the given training images beyond chance", more
-        return None
+            reason = f"{count}, which chance can explain (p = {e.comparison.p_value:.2g})"
+            return reason, f"Hold out more images. {MORE}"
+        return (f"{_candidates(e, p)}, but no given training image is matched beyond chance", MORE) if len(p) else None
     if len(p):
-        why = f"no estimate reaches {CERTAIN:.0%}" if len(p) > 1 else "one estimate does not carry a claim"
-        return f"{_candidates(p)}, but {why}", f"Look at the pictures. {more}"
+        return f"{_candidates(e, p)}, but {_doubt(e, p)}", f"Look at the pictures. {MORE}"
     if e.surplus >= 1:
-        return f"about {e.surplus:.0f} more candidates are expected to be real than by chance, but none is likely", more
+        return f"about {e.surplus:.0f} more candidates are expected to be real than by chance, but none is likely", MORE
     return None
+
+
+def _doubt(e: Evidence, p: Tensor) -> str:
+    """Why likely candidates are not a claim."""
+    if _crowded(e, p):
+        return f"there are only {e.samples} training images, so the estimates do not hold here"
+    if not bool((p >= CERTAIN).any()):
+        return f"no estimate reaches {CERTAIN:.0%}"
+    return (
+        "no positive control was read" if e.readable is None else "the positive control is not read by the same effort"
+    )
 
 
 def _unproven(e: Evidence) -> tuple[str, str] | None:
     """Nothing was found, and nothing shows that it would have been."""
-    nothing, more = f"nothing was read{_count(e)}", "Audit again in a new folder with more --minutes."
+    nothing = f"nothing was read{_count(e)}"
     if e.positive is None or e.readable is None:
-        return f"{nothing}, and no positive control was read", more
+        return f"{nothing}, and no positive control was read", MORE
     if not e.readable:
-        return f"{nothing}, but the same effort does not read the positive control either", more
+        return f"{nothing}, but the same effort does not read the positive control either", MORE
     if e.positive.easier:
-        return f"{nothing}, but the positive control may be easier to read: {e.positive.easier}", more
+        reason, advice = e.positive.easier
+        return f"{nothing}, but the positive control may be easier to read: {reason}", advice
+    unexplained, control = 1 - e.ranking.explained, 1 - e.positive.ranking.explained
+    if e.floor is None and unexplained > DESCRIBED >= control:
+        reason = f"{nothing}, and the method may not describe this training: it leaves {unexplained:.0%} unexplained"
+        return f"{reason}, and {control:.0%} of the control", "Give the training images by --data: they decide it."
     return None
 
 
@@ -246,7 +279,8 @@ def _count(e: Evidence) -> str:
     return f" beyond chance ({recovered}, p = {e.comparison.p_value:.2g})"
 
 
-def _candidates(p: Tensor) -> str:
+def _candidates(e: Evidence, p: Tensor) -> str:
     if len(p) == 1:
         return f"restarts agree on one candidate, with an estimated probability of {float(p[0]):.0%}"
-    return f"restarts agree on {len(p)} candidates, of which an estimated {round(float(p.sum()))} show training images"
+    real = min(round(float(p.sum())), e.samples or len(p))
+    return f"restarts agree on {len(p)} candidates, and an estimated {real} of them are training images"

@@ -380,9 +380,11 @@ class Objective(ABC):
 
     def identity(self) -> list[object]:
         """Everything that tells this problem from another, for whoever saves a state of it."""
-        kind = [type(self), self.signed, self.label_kind, self._several_tangents, self.whitening]
+        kind = [type(self), self.signed, self.label_kind, self._several_tangents]
+        public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        settings = {name: value for name, value in public.items() if name not in ("sharpness", "chunk")}
         with _FORWARD:
-            return [*kind, self.weights, self.target, self.tangents, self._network.state_dict()]
+            return [*kind, settings, self._network.state_dict()]
 
     def _refuse_unusable_weights(self, model: nn.Module) -> None:
         if not self.target:

@@ -98,7 +98,7 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
             ],
             [
                 "Not every picture below is a training image: each has its own probability.",
-                "Training images that are not shown are not safe.",
+                "Training images that are not shown may leak too.",
             ],
         ),
         Outcome.NO_EVIDENCE: (
@@ -175,7 +175,7 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
         "images determined by count": f"at most {found.images_determined:,}",
     }
     layer = {
-        "training images": f"{found.samples}, counted in the first layer" if found.samples else "cannot be counted",
+        "training images": _number(audit),
         "why": found.span_reason,
         "directions the first layer speaks of": "–" if found.bound is None else f"{found.bound}",
         "of its energy beyond initial noise": "–" if found.beyond_noise is None else f"{found.beyond_noise:.0%}",
@@ -187,6 +187,12 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
     if audit.accuracy is not None:
         method["accuracy"] = f"{audit.accuracy:.0%} of the given training images classified correctly"
     return [("Equations", equations), ("The start", _start(found)), ("The first layer", layer), ("The method", method)]
+
+
+def _number(audit: Audit) -> str:
+    if audit.preflight.samples == audit.samples:
+        return "unknown" if audit.samples is None else f"{audit.samples}, counted in the first layer"
+    return f"{audit.samples}, as given"
 
 
 def _start(found: Preflight) -> dict[str, str]:
@@ -226,9 +232,8 @@ def _positive(audit: Audit) -> str:
     control = audit.positive
     if control is None:
         return "Not run, or the network could not be trained on public images."
-    easier = f"It may be easier to read than this network: {control.easier}." if control.easier else (
-        "It is as hard to read as this network."
-    )  # fmt: skip
+    reason = f"It may be easier to read than this network: {control.easier[0]}." if control.easier else ""
+    easier = reason or "It is as hard to read as this network."
     return (
         f"A network of the same kind was trained on {control.images} public images and read with the same plan."
         f" {easier} {control.comparison.sentence}"

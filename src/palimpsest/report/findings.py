@@ -109,7 +109,7 @@ def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
         f"If the candidates did not depend on the training images, at most {percent} of audits would claim leakage.",
     ]
     return means, [
-        "The other training images are not safe. A stronger method, or this one with other settings, may recover more.",
+        "A stronger method, or this one with other settings, may recover more images.",
         "An outsider may not be able to do the same: the audit may know more than the weights, such as the initial"
         " weights. The configuration below lists what it used.",
     ]

@@ -49,11 +49,10 @@ READING = """## How to read this page
 
 Rows are means over seeds; k is the number of candidates at the start (in *final-k*, of the splitting that it is a
 control of). An image is matched with the candidate of the largest normalised cross-correlation; SSIM and L2 are taken
-after min–max scaling. "Recovered" was counted by an earlier rule, which added the mean back to candidates; the present
-rule ignores the mean and recovers more. "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows
+after min–max scaling. "Held-out above 0.4" counts images of the same kind that were never trained on: what a row shows
 above 0.4 is worth only as much as it exceeds that. On MNIST, where any digit on black has an SSIM of 0.4 with many
-another, it is worth little, and L2 is given of held-out images too. "Recovered" counts images that came out better than
-their own blur, and than every held-out image of which that can be said. Seconds are wall-clock times; parts that ran
+another, it is worth little, and L2 is given of held-out images too. "Recovered" was counted by an earlier rule, which
+added the mean back to candidates. Seconds are wall-clock times; parts that ran
 side by side on one device slowed each other down. What is blank was not measured.
 
 Tests are two-sided sign tests over the images that either run read, pooled over seeds. An image is read if its SSIM in

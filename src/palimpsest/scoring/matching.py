@@ -1,7 +1,7 @@
 """Which candidate stands for which image?
 
-Every rule reads a matrix of similarities ``(images, candidates)`` and treats all images alike, whether they were
-trained on or held out: images compete for candidates in one pool. That is what makes the two comparable.
+Every rule reads a matrix of similarities ``(images, candidates)`` and does not know which images were trained on: all
+compete for candidates in one pool. A verdict always uses the nearest candidate; the other rules are for scores.
 """
 
 from __future__ import annotations

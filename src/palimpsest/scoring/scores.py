@@ -98,7 +98,7 @@ def score(
     images: Tensor,
     *,
     held_out: Tensor | None = None,
-    mean: Tensor | None = None,
+    mean: Tensor | float | None = None,
     matching: MatchingRule = "nearest",
     voting: bool = False,
     confidence: float = 0.99,
@@ -115,7 +115,7 @@ def score(
         mean: what was subtracted from the images before training, if ``images`` and ``held_out`` are given
             without that. Any mean will do, also that of the training images. It is added to the candidates where
             they are shown, and subtracted from the images where they are matched and judged. None if all are in
-            the same space already.
+            the same space already; candidates must not contain the mean then.
         matching: how candidates are chosen, by normalised cross-correlation; see
             `palimpsest.scoring.matching`.
         voting: compare with the mean of the candidates about as near as the nearest.
@@ -135,14 +135,17 @@ def score(
     others = images[:0] if held_out is None else held_out
     _check(candidates, images, others)
     pool = torch.cat([images.detach().to(candidates), others.detach().to(candidates)])
-    shift = torch.zeros_like(pool[0]) if mean is None else mean.detach().to(candidates)
+    shift = torch.as_tensor(0.0 if mean is None else mean).detach().to(candidates).expand(pool.shape[1:])
     value_range = _value_range(pool)
 
     similarity = metrics.pairwise_ncc(pool - shift, candidates)
     index = match(similarity, rule=matching)
     matched = vote(candidates, similarity, rule=matching) if voting else candidates[index.clamp_min(0)]
     matched = matched.masked_fill((index == UNMATCHED).view(-1, 1, 1, 1), 0.0)
-    table = _measure(pool, matched + shift, value_range) | _likeness(pool - shift, matched)
+    table = _measure(pool, matched + shift, value_range)
+    # Judged by the nearest candidate whatever the rule: other rules let images compete, and those of a set that was
+    # centred by its own mean compete less.
+    table |= _likeness(pool - shift, candidates[similarity.argmax(1)])
     table |= {"match": index, "ncc": _correlation(similarity, index)}
 
     parts = slice(len(images)), slice(len(images), None)
@@ -160,15 +163,25 @@ def score(
 
 
 def _check(candidates: Tensor, images: Tensor, held_out: Tensor) -> None:
+    if not all(x.is_floating_point() for x in (candidates, images, held_out)):
+        raise InvalidInputError("images are whole numbers; give numbers in [0, 1], for bytes images / 255")
     shapes = {tuple(x.shape[1:]) for x in (candidates, images, held_out)}
     if len(shapes) > 1 or images.ndim != 4 or not len(candidates) or not len(images):
         raise InvalidInputError(f"candidates {tuple(candidates.shape)}, images {tuple(images.shape)}, held"
                                 f" out {tuple(held_out.shape)} must be (N, C, H, W) of one size")  # fmt: skip
     if not all(torch.isfinite(x).all() for x in (candidates, images, held_out)):
         raise NonFiniteError("candidates or images contain NaN or infinity; remove them before scoring")
-    trained, unseen = ({x.cpu().numpy().tobytes() for x in part} for part in (images, held_out.to(images)))
-    if trained & unseen:
-        raise InvalidInputError("a held-out image is also a training image; hold out images not trained on")
+    check_apart(images, held_out)
+
+
+def check_apart(images: Tensor, held_out: Tensor) -> None:
+    """Refuse held-out images that are training images too."""
+    trained = {image.cpu().numpy().tobytes(): i for i, image in enumerate(images)}
+    for j, image in enumerate(held_out.to(images)):
+        if (i := trained.get(image.cpu().numpy().tobytes())) is not None:
+            raise InvalidInputError(
+                f"held-out image {j + 1} is also training image {i + 1}; hold out images that were not trained on"
+            )
 
 
 def _value_range(pool: Tensor) -> tuple[float, float]:

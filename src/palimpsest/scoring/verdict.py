@@ -9,9 +9,9 @@ and m held-out images can be ranked by score is equally likely. Two tests of tha
 - the count R of members that score above *every* held-out image, which notices that a few score far higher:
   P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i), exactly.
 
-Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often. Whoever
-judges several reconstructions of the same weights and reports the strongest has as many looks: each p-value then counts
-that many times (Bonferroni).
+Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often. If the
+strongest of several reconstructions of the same weights is reported, each p-value is multiplied by their number, the
+looks (Bonferroni).
 Images drawn in fixed numbers of each class are exchangeable within a class only. With the same proportions of
 classes among members and held-out images the two tests, which pool the classes, then hold approximately.
 """
