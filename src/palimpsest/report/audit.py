@@ -200,7 +200,7 @@ def _start(found: Preflight) -> dict[str, str]:
 
 
 def _still(found: Preflight) -> str:
-    """What was counted: units that never moved, or where the start is not known, those that hold nothing."""
+    """The name of the counted units: those that never moved or, if the start is not known, those with zero weights."""
     return "units that never moved" if found.related and found.moved else "units whose weights are all zero"
 
 

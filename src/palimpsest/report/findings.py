@@ -47,7 +47,7 @@ def finding(content: Content) -> Finding:
 
 
 def means_of(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
-    """What follows from a verdict on scores, and what does not."""
+    """Conclusions that a verdict on scores supports, and conclusions that it does not."""
     told = {
         Outcome.LEAKAGE: _leakage,
         Outcome.NO_EVIDENCE: _no_evidence,
@@ -179,7 +179,7 @@ def rounds(variant: Variant) -> list[list[str]]:
 
 
 def counted(score: Score) -> str:
-    """What the count of the verdict is a count of."""
+    """The name of the images that the verdict counts."""
     return "better than a blur" if score.verdict.outcome is Outcome.NO_VERDICT else "recovered"
 
 
