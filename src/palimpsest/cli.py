@@ -31,38 +31,39 @@ from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score, strongest
 from palimpsest.storage import write_atomically
 
-INTERRUPTED = "interrupted; the state is saved: give the same command again to go on with it"
+INTERRUPTED = "interrupted; the state is saved, so run the same command again to continue"
 Device = Literal["auto", "cpu", "cuda"]
-DESCRIPTION = """How much of the training set can be read back out of a network's weights?
+DESCRIPTION = """Measure how much of the training set can be reconstructed from a network's weights.
 
-Palimpsest is a privacy audit tool. Run it on models and data you are entitled to. Start with `palimpsest demo`.
+Palimpsest is a privacy audit tool. Use it only on models and data you are entitled to. Start with `palimpsest demo`.
 `palimpsest --version` prints the version."""
 
 
 @dataclass
 class Train:
-    """Train a network on a small set of images, and keep its weights from before and after.
+    """Train a network on a small set of images and save its weights before and after training.
 
-    Everything goes into a run folder, from which `palimpsest reconstruct` reads the weights. The images themselves are
-    not kept: they are drawn again, by the same seed, when a report compares the reconstructions with them.
+    The weights go into a run folder, which `palimpsest reconstruct` reads. The images are not saved: `palimpsest
+    report` draws them again with the same seed and compares the reconstructions with them.
 
         palimpsest train --out runs/faces
         palimpsest train --out runs/mnist --data mnist --per-class 50 --loss logistic
     """
 
     out: Path
-    """The run folder to make."""
+    """The run folder to create."""
     training: Annotated[jobs.Training, tyro.conf.arg(name="")] = field(default_factory=jobs.Training)
     again: bool = False
-    """Replace a network from which images were already read, and what was read."""
+    """Replace an existing network and its reconstructions."""
     device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
         with RunFolder(self.out).locked(create=True) as folder, _training_bar(self.training.steps) as record:
             fit = jobs.train(folder, self.training, device=_device(self.device), callback=record, again=self.again)
         print(fit.summary)
         if not fit.converged and self.training.loss == "squared":
-            print("What was not learnt cannot be read: give more --steps before drawing conclusions.")
+            print("Images that were not learnt cannot be recovered; give more --steps before you draw conclusions.")
         if fit.kkt_residual is not None:
             margin = "" if fit.normalised_margin is None else f", normalised margin {fit.normalised_margin:.3g}"
             print(f"KKT residual {fit.kkt_residual:.3g} (0 at the maximum margin){margin}.")
@@ -71,10 +72,10 @@ class Train:
 
 @dataclass
 class Reconstruct:
-    """Read training images back out of the weights of a run folder, without looking at them.
+    """Reconstruct training images from the weights in a run folder, without access to the images.
 
-    Runs without and with sample splitting. It can be interrupted at any time (Ctrl-C, or worse): the same command goes
-    on where it stopped, to the same result.
+    Runs without and with sample splitting. You can interrupt it at any time (Ctrl-C, kill, power cut): run the same
+    command again to continue to the same result.
 
         palimpsest reconstruct runs/faces
         palimpsest reconstruct runs/mnist --method kkt --candidates 200 --splitting with
@@ -86,12 +87,13 @@ class Reconstruct:
     splitting: Literal["both", "with", "without"] = "both"
     """Which variants to run."""
     again: bool = False
-    """Replace what was read with other settings."""
+    """Replace reconstructions made with other settings."""
     tensorboard: bool = False
-    """Also write the curves for TensorBoard, into the run folder."""
+    """Also write curves for TensorBoard into the run folder."""
     mode: Mode = "auto"
-    """How steps run: one by one, compiled, as a CUDA graph, or both; the result is the same."""
+    """How steps run: eager, compiled, as a CUDA graph, or as a compiled graph. Results agree up to rounding."""
     device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
         variants = ("without", "with") if self.splitting == "both" else (self.splitting,)
@@ -117,16 +119,16 @@ class Reconstruct:
 
 @dataclass
 class Report:
-    """Compare the reconstructions of a run folder with the images it was trained on, and write report.html.
+    """Compare the reconstructions in a run folder with the training images, and write report.html.
 
-    An image counts as recovered if its match is better than a blurred copy of the image, and better than that of every
+    An image counts as recovered if its reconstruction scores higher than (1) a blurred copy of the image and (2) every
     held-out image that itself beats its blurred copy. The stronger of two reconstructions gives the verdict.
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
     """The run folder."""
     title: str | None = None
-    """Of the page."""
+    """Title of the page."""
 
     def run(self) -> None:
         with RunFolder(self.folder).locked() as folder:
@@ -137,19 +139,20 @@ class Report:
 
 @dataclass
 class Demo:
-    """The main job in one go, a few minutes on two cores: faces read out of the weights of a small network.
+    """Run the whole pipeline on faces: train, reconstruct, report. Takes a few minutes on two cores.
 
-    Trains a face detector on 40 images that ship with scikit-image, forgets the images, reads them back from the
+    Trains a face detector on 40 images that ship with scikit-image, discards the images, reconstructs them from the
     weights, and writes a report.
     """
 
     out: Path = Path("runs/demo")
     """The run folder."""
     seed: int = 0
-    """Of everything: the images, the network and the candidates."""
+    """Seed of the images, the network and the candidates."""
     again: bool = False
-    """Replace what another seed or version left in the folder."""
+    """Replace the results of another seed or version in the folder."""
     device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
         training = jobs.Training(seed=self.seed)
@@ -161,10 +164,10 @@ class Demo:
 
 @dataclass
 class Identify:
-    """What the saved weights of a polynomial network determine about its training data: exact recovery.
+    """Recover training data exactly from the saved weights of a polynomial network.
 
-    From a stationary point, from a batch gradient, or from weights before and after training; see
-    docs/identifiability.md. Prints a certificate that says what is identified and what is not.
+    Needs a stationary point, a batch gradient, or the weights before and after training; see docs/identifiability.md.
+    Prints a certificate that states which samples are identified.
 
         palimpsest identify --weights net.safetensors --gradient gradient.safetensors --output samples.safetensors
     """
@@ -181,10 +184,10 @@ class Identify:
 
 @dataclass
 class Bench:
-    """How fast a step of reconstruction is here, in every mode, against the published method and the hardware's floor.
+    """Time a reconstruction step in every mode, against the published method and the minimum of the hardware.
 
-    All are timed in turns in one run, since only ratios of one run mean anything; let nothing else run meanwhile.
-    Writes bench.json and, from the sweep, bench.png: time and memory against candidates, width, depth and input size.
+    Close other programs first. All modes are timed in turns; compare only numbers of the same run. Writes bench.json
+    and, from the sweep, bench.png: time and memory against candidates, width, depth and input size.
 
         palimpsest bench
         palimpsest bench --no-sweep --image 1,28,28 --hidden 1000 1000 --candidates 500
@@ -193,18 +196,19 @@ class Bench:
     out: Path = Path("runs/bench")
     """The folder to write to."""
     image: Annotated[str | None, tyro.conf.arg(metavar="C,H,W")] = None
-    """Channels, height and width of an image; by default 1,25,25, and 3,32,32 on CUDA."""
+    """Channels, height and width of an image. If omitted: 1,25,25, or 3,32,32 on CUDA."""
     hidden: tuple[int, ...] | None = None
-    """Widths of the hidden layers; by default 500 500, and 1000 1000 on CUDA."""
+    """Widths of the hidden layers. If omitted: 500 500, or 1000 1000 on CUDA."""
     candidates: int | None = None
-    """By default 80, and 1000 on CUDA."""
+    """Number of candidates. If omitted: 80, or 1000 on CUDA."""
     sweep: bool = True
-    """Also vary each of these numbers, for the published method in float32, our automatic mode and the floor."""
+    """Also vary each of these numbers for the published method in float32, the automatic mode and the floor."""
     turns: int = 7
-    """How often each contender has its turn; the median counts."""
+    """Timing turns per mode; the median is reported."""
     seconds: float = 0.25
-    """How long a turn is."""
+    """Seconds per turn."""
     device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
         device, effort = _device(self.device), benchmark.Effort(self.turns, self.seconds)
@@ -238,37 +242,38 @@ class Bench:
 class Audit:
     """Audit a network that was trained elsewhere: can its training images be read out of its weights?
 
-    Needs the network's own code and its weights; the training images are not needed. Writes a verdict, the likeliest
-    candidates with their probabilities, controls, and report.html. Interrupted at any moment, the same command goes on.
+    Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
+    likeliest candidates with their probabilities, and controls. After an interruption, run the same command again.
 
         palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
             --shape 3,32,32
     """
 
     out: Path
-    """The run folder to make."""
+    """The run folder to create."""
     network: str
-    """A function that makes the network: package.module:factory or path/to/file.py:factory. Its code is run."""
+    """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
     """The trained weights: a .safetensors file, or a state dict saved by torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     initial: Path | None = None
-    """The weights before training, if known; far more can be read with them."""
+    """The weights before training, if known. They allow far better reconstructions."""
     key: str | None = None
-    """Which entry of --weights holds the weights, such as ema.state_dict; needed where there are several."""
+    """Entry of --weights that holds the weights, such as ema.state_dict. Needed if there are several."""
     initial_key: str | None = None
-    """The same for --initial."""
+    """Entry of --initial that holds the weights."""
     data: str | None = None
-    """The training images, if at hand: a folder with a sub-folder per class, or an .npz file. Only scores see them."""
+    """Training images, if available: a folder with a sub-folder per class, or an .npz file. Only scores use them."""
     held_out: str | None = None
-    """Images of the same kind that were not trained on; they calibrate the scores."""
+    """Images of the same kind that were not used for training. They calibrate the scores."""
     mean: str = "0"
-    """What was subtracted from the images of --data: a number, one for each channel (0.5,0.4,0.4), or an .npy file."""
+    """Mean subtracted from the images of --data: a number, one per channel (0.5,0.4,0.4), or an .npy file."""
     std: str = "1"
-    """What they were divided by."""
+    """Standard deviation by which they were divided, in the same forms."""
     options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
     device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
         shape = _sides(self.shape)
@@ -299,10 +304,10 @@ class Audit:
 
 @dataclass
 class Reproduce:
-    """Run an experiment of the paper, as published and as we do it, with every control; finished parts are kept.
+    """Run an experiment of the paper with the published settings, with ours, and with every control.
 
-    Give the same command again to go on. What was run is summed up in scoreboard.md, with tables and figures, beside
-    the finished parts. `all` stands for every experiment.
+    Finished parts are kept; run the same command again to continue. A summary with tables and figures is written to
+    scoreboard.md beside the finished parts. `all` runs every experiment.
 
         palimpsest reproduce ntk-cifar10 --data-root DATA
         palimpsest reproduce ntk-cifar10 --small
@@ -403,13 +408,13 @@ def _bar(total: int) -> Iterator[Callable[[str], None]]:
 def _print_timings(results: Mapping[str, Any]) -> None:
     ((shape, rows),) = results["steps"].items()
     print(f"{shape}; {results['device']}, threads: {results['threads']}\n")
-    print(f"{'':20s}{'ms a step':>11s}{'of the floor':>14s}{'times faster than published':>29s}")
+    print(f"{'':20s}{'ms per step':>11s}{'of the floor':>14s}{'times faster than published':>29s}")
     print(f"{'':45s}{'float64':>15s}{'float32':>14s}")
     for row in rows:
         faster = (row[f"faster than published {dtype}"] for dtype in ("float64", "float32"))
         times = "".join(f"{ratio:{width}.2f}" for ratio, width in zip(faster, (15, 14), strict=True))
         print(f"{row['name']:20s}{row['milliseconds']:11.3f}{row['of the floor']:14.2f}{times}")
-    print(f"\nLong runs take {results['automatic']} mode here by themselves.")
+    print(f"\nLong runs use {results['automatic']} mode on this device by default.")
 
 
 def _print_table(scores: dict[str, Score]) -> None:

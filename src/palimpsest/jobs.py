@@ -41,24 +41,26 @@ VARIANTS = {"without": "without splitting", "with": "with splitting"}
 
 @dataclass(frozen=True)
 class Training:
-    """What to train on what."""
+    """Which network to train on which images."""
 
     data: str = "faces"
-    """faces, digits, mnist, cifar10, a folder with a sub-folder of images per class, or an .npz file."""
+    """Dataset: faces, digits, mnist, cifar10, a folder with a sub-folder per class, or an .npz file."""
     per_class: int = 20
-    """Training images of each class."""
+    """Training images per class."""
     task: Literal["binary", "classes"] | None = None
-    """One output and labels ±1, or one output per class; by default what suits the data."""
+    """binary: one output and labels ±1. classes: one output per class. If omitted: the one that fits the data."""
     data_root: Path | None = None
-    """Where MNIST and CIFAR-10 files are; also the environment variable PALIMPSEST_DATA. Else they are downloaded."""
+    """Folder of the MNIST and CIFAR-10 files. If omitted: $PALIMPSEST_DATA; if that is not set, they are downloaded."""
     hidden: tuple[int, ...] = (500, 500)
     """Widths of the hidden layers."""
     loss: Literal["squared", "logistic", "cross_entropy"] = "squared"
+    """Training loss."""
     steps: int = 10_000
-    """At most so many steps of gradient descent."""
+    """Maximum number of gradient descent steps."""
     weight_decay: float = 0.0
+    """Weight decay of the training."""
     seed: int = 0
-    """Of the sample of images and of the initial weights."""
+    """Seed of the image sample and the initial weights."""
 
     def check(self) -> None:
         """Refuse what cannot be, in the words of the command line, before any work."""
@@ -104,27 +106,26 @@ UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens
 
 @dataclass(frozen=True)
 class Reading:
-    """How to read images out of the weights."""
+    """How to reconstruct images from the weights."""
 
     method: Literal["ntk", "kkt", "multiclass"] | None = None
-    """ntk for squared loss, kkt for logistic, multiclass for cross-entropy; by default the one that fits."""
+    """ntk for squared loss, kkt for logistic, multiclass for cross-entropy. If omitted: the one that fits the loss."""
     at: tuple[float, ...] = (0.15, 0.85)
-    """Tangent points of the NTK method on the way from initial (0) to final weights (1)."""
+    """Tangent points of the NTK method, between the initial (0) and the final weights (1)."""
     candidates: int = 80
-    """How many candidates to start with; twice the number of training images is safe."""
+    """Number of candidates at the start. Twice the number of training images is a safe choice."""
     steps: int = 2000
-    """Gradient steps, over all phases."""
+    """Gradient steps, over all phases together."""
     within: Literal["span", "everywhere"] | None = None
-    """Where to seek images: in the space that the first layer's change spans, or everywhere. By default in the span,
-    with the NTK method and where it can be read."""
+    """Search in the span of the first layer's change, or everywhere. If omitted: the span for NTK, if readable."""
     whitening: float | None = None
-    """How far the directions of the span are made to count alike, from 0 (not at all) to 1; 0.5 unless given (NTK)."""
+    """How strongly the directions of the span are balanced, from 0 (not at all) to 1. NTK only. If omitted: 0.5."""
     share: float = 0.25
-    """Share of the candidates that may split in one round."""
+    """Maximum share of the candidates that split in one round."""
     rounds: int = 2
-    """Rounds of splitting."""
+    """Number of splitting rounds."""
     seed: int = 0
-    """Of the initial candidates."""
+    """Seed of the initial candidates."""
 
     def check(self) -> None:
         """Refuse what cannot be, in the words of the command line, before any work."""

@@ -65,32 +65,32 @@ OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to co
 
 @dataclass(frozen=True)
 class Options:
-    """How to audit; everything has a default, and what is None is chosen from what is known."""
+    """How to audit. The audit chooses every option that is None."""
 
     minutes: float = 10.0
-    """How long it may take, within a tenth."""
+    """Time limit in minutes, kept to within a tenth."""
     method: Method | None = None
-    """ntk needs the initial weights; kkt (one output) and multiclass need a classifier trained for long; kkt-signed
-    weight decay."""
+    """ntk needs the initial weights, kkt (one output) and multiclass long training, kkt-signed weight decay."""
     weight_decay: bool = False
     """Whether training used weight decay."""
     samples: int | None = None
-    """How many training images there are, if known; they can often be counted."""
+    """Number of training images, if known. The audit can often count them."""
     candidates: int | None = None
-    """How many candidates each restart seeks; twice the number of training images unless given."""
+    """Candidates per restart. If omitted: twice the number of training images."""
     steps: int | None = None
-    """Gradient steps of each restart."""
+    """Gradient steps per restart."""
     restarts: int | None = None
-    """Independent restarts, at least two."""
+    """Number of independent restarts, at least two."""
     tangents: Literal[1, 2] | None = None
-    """Tangent points of the NTK method: two see more, at twice the cost."""
+    """Tangent points of the NTK method. Two recover more, at twice the cost."""
     control_steps: int | None = None
-    """At most so many steps of training for the positive control."""
+    """Maximum number of training steps for the positive control."""
     total_variation: float | None = None
-    """Strength of the prior that images are smooth; 0 for none."""
+    """Strength of the smoothness prior on images; 0 turns it off."""
     controls: bool = True
-    """Whether to run the positive control too; the negative one is always run."""
+    """Whether to run the positive control. The negative control always runs."""
     seed: int = 0
+    """Seed of the candidates and the controls."""
 
     def __post_init__(self) -> None:
         if not 0 < self.minutes < float("inf"):

@@ -1,4 +1,4 @@
-"""`palimpsest identify`: what the saved weights of a polynomial network determine about its training data."""
+"""`palimpsest identify`: exact recovery of training data from the saved weights of a polynomial network."""
 
 from __future__ import annotations
 
@@ -25,18 +25,19 @@ from palimpsest.storage import write_atomically
 
 @dataclass(frozen=True)
 class IdentifyOptions:
-    """What to read, and what is known.
+    """Input files and known facts.
 
     Args:
-        weights: safetensors file with W (m, d), a (m,) and perhaps b (m,): a stationary point, unless one of
-            the next two is given.
-        gradient: safetensors file with a batch gradient at these weights, under the same names.
-        initial: safetensors file with the weights before training of the head, or of all in a lazy regime.
-        activation: degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q.
-        norm: the common norm of the samples, where known.
-        count: the number of active samples, where known.
-        noise: relative error of the evaluations, where known.
-        output: safetensors file to write samples, weights and the determined subspace to.
+        weights: Safetensors file with W (m, d), a (m,) and optionally b (m,). They must be a stationary point unless
+            you give a gradient or initial weights.
+        gradient: Safetensors file with a batch gradient at these weights, under the same names.
+        initial: Safetensors file with the weights before training. Training must have changed the head alone, or all
+            weights only slightly (lazy training).
+        activation: Degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q.
+        norm: Common norm of the samples, if known.
+        count: Number of active samples, if known.
+        noise: Relative error of the evaluations, if known.
+        output: Safetensors file for the samples, their weights and the determined subspace.
     """
 
     weights: Path

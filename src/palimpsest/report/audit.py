@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 MOST = 100  # candidates shown
 MARGIN = (
-    "The weights are taken to have reached a point of maximum margin. That takes long training on a loss that only"
-    " separation brings to zero; most networks stop before it."
+    "The method assumes that the weights have reached a point of maximum margin. This needs long training with a"
+    " classification loss; most networks stop earlier."
 )
-NOT_SAFE = "The training images are not proven safe. A stronger attack, more time or more knowledge may read them."
+NOT_SAFE = "The training images are not proven safe. A stronger attack, more time or more knowledge may recover them."
 NEITHER = "This proves neither that training images leaked nor that they did not."
 RELATED = {None: "not given", True: "belong to this training", False: "do not belong to this training"}
 
@@ -92,20 +92,20 @@ def _meaning(audit: Audit) -> tuple[list[str], list[str]]:
     return {
         Outcome.LEAKAGE: (
             [
-                "Candidates that started from different noise ended as the same pictures. The weights led them there;"
-                " a network with permuted weights does not.",
-                "Someone who knows the training images can confirm it by looking at the pictures below.",
+                "Candidates that started from different noise ended as the same pictures. The weights caused this: a"
+                " network with permuted weights does not lead to the same pictures.",
+                "Compare the pictures below with the training images to confirm the result.",
             ],
             [
-                "Not every picture below is a training image: each has its own probability.",
+                "Not every picture below is a training image. Each picture shows its probability.",
                 "Training images that are not shown may leak too.",
             ],
         ),
         Outcome.NO_EVIDENCE: (
-            ["The audit reads a control that is as hard as this network. It reads nothing here."],
+            ["The audit recovers images from an equally hard control, but finds no evidence in this network."],
             [NOT_SAFE],
         ),
-        Outcome.UNDECIDED: (["The audit ran to its end. Its findings support no claim."], [NEITHER, NOT_SAFE]),
+        Outcome.UNDECIDED: (["The audit is complete. Its findings do not support a claim."], [NEITHER, NOT_SAFE]),
         Outcome.NO_VERDICT: (["The audit cannot judge this network."], [NEITHER, NOT_SAFE]),
     }[audit.verdict.outcome]
 
@@ -127,7 +127,7 @@ def _figures(audit: Audit) -> list[Figure]:
         shown.append(Figure(f"{verdict.bar:.0%}", "by chance", "the likeliest candidate of the negative control"))
     if audit.positive is not None:
         recovered = f"{audit.positive.comparison.recovered} of {audit.positive.comparison.total}"
-        shown.append(Figure(recovered, "positive control", "public images read from a network of the same kind"))
+        shown.append(Figure(recovered, "positive control", "public images recovered from a network of the same kind"))
     return shown
 
 
@@ -177,8 +177,8 @@ def _preflight(audit: Audit) -> list[tuple[str, dict[str, Any]]]:
     layer = {
         "training images": _number(audit),
         "why": found.span_reason,
-        "directions the first layer speaks of": "–" if found.bound is None else f"{found.bound}",
-        "of its energy beyond initial noise": "–" if found.beyond_noise is None else f"{found.beyond_noise:.0%}",
+        "directions in the change of the first layer": "–" if found.bound is None else f"{found.bound}",
+        "its energy above the initial noise": "–" if found.beyond_noise is None else f"{found.beyond_noise:.0%}",
         _still(found): f"{found.still_units} of {found.units}",
     }
     method = {"method": found.method, "because": found.why}
@@ -197,7 +197,7 @@ def _number(audit: Audit) -> str:
 
 def _start(found: Preflight) -> dict[str, str]:
     if found.moved == 0:
-        return {"initial weights": "the same as the trained ones, so nothing was learnt between them"}
+        return {"initial weights": "equal to the trained weights, so training changed nothing"}
     return {
         "initial weights": RELATED[found.related],
         "correlation with them": "–" if found.correlation is None else number(found.correlation, 2),
@@ -206,12 +206,12 @@ def _start(found: Preflight) -> dict[str, str]:
 
 
 def _still(found: Preflight) -> str:
-    """What was counted: units that never moved, or where the start is not known, those that hold nothing."""
+    """The name of the counted units: those that never moved or, if the start is not known, those with zero weights."""
     return "units that never moved" if found.related and found.moved else "units whose weights are all zero"
 
 
 def _lazy(moved: float) -> str:
-    return ", so its gradients hardly changed" if moved < 0.1 else ", so its gradients changed on the way"
+    return ", so the gradients hardly changed" if moved < 0.1 else ", so the gradients changed during training"
 
 
 def _controls(audit: Audit) -> list[Control]:
@@ -222,45 +222,46 @@ def _negative(audit: Audit) -> str:
     if audit.negative is None:
         return "Not run: time ran out."
     return (
-        "The same network with the change of its weights randomly permuted was read with the same plan. Its candidates"
-        f" leave {1 - audit.negative.explained:.0%} of the target unexplained, those of the network itself"
-        f" {audit.verdict.unexplained:.0%}. The likeliest has a probability of {audit.verdict.bar:.0%}."
+        "The audit ran the same plan on this network with the change of its weights randomly permuted. The candidates"
+        f" of the control leave {1 - audit.negative.explained:.0%} of the target unexplained; those of the network"
+        f" leave {audit.verdict.unexplained:.0%}. The likeliest candidate of the control has a probability of"
+        f" {audit.verdict.bar:.0%}."
     )
 
 
 def _positive(audit: Audit) -> str:
     control = audit.positive
     if control is None:
-        return "Not run, or the network could not be trained on public images."
+        return "Not available: it was not run, or the network could not be trained on public images."
     reason = f"It may be easier to read than this network: {control.easier[0]}." if control.easier else ""
     easier = reason or "It is as hard to read as this network."
     return (
-        f"A network of the same kind was trained on {control.images} public images and read with the same plan."
+        f"The audit trained a network of the same kind on {control.images} public images and ran the same plan on it."
         f" {easier} {control.comparison.sentence}"
     )
 
 
 def _assumptions(audit: Audit) -> list[str]:
     method = {
-        "ntk": "The change of the weights is taken to be a sum of gradients at the training images, at a point between"
-        " start and end. That holds for gradient descent, and the better the less the network moved; Adam and long"
-        " training weaken it.",
+        "ntk": "The method assumes that the change of the weights is a sum of gradients at the training images, at a"
+        " point between start and end. This holds for gradient descent. It holds better if the weights moved little,"
+        " and worse with Adam or long training.",
         "kkt": MARGIN,
         "multiclass": MARGIN,
-        "kkt-signed": "The weights are taken to be stationary under weight decay.",
+        "kkt-signed": "The method assumes that the weights are stationary under weight decay.",
     }[audit.plan.method]
     return [
         method,
-        "Batch normalisation and dropout are taken as they are in evaluation mode. A network trained with live batch"
-        " statistics is read less well than one with fixed ones.",
-        "Probabilities were calibrated on networks whose training images are known. On a network unlike these they are"
-        " a ranking rather than a frequency.",
-        "Images are sought pixel by pixel. What can be inferred from a network's answers is another question.",
+        "The audit uses batch normalisation and dropout in evaluation mode. It recovers less from networks that were"
+        " trained with live batch statistics.",
+        "Probabilities were calibrated on networks with known training images. On a very different network, use them as"
+        " a ranking only.",
+        "The audit searches for images pixel by pixel. It does not test leaks through the outputs of the network.",
     ]
 
 
 def advice() -> list[list[str]]:
-    """What was measured of ways to lower the risk: one row for each."""
+    """Measured effect of each way to lower the risk, one row per measure."""
     content = json.loads(resources.files("palimpsest.auditing").joinpath("advice.json").read_text())
     return [
         [row["measure"], str(row["images"]), str(row["recovered"]), f"{row['ssim']:.2f}"] for row in content["rows"]

@@ -155,7 +155,7 @@ def scatter(first: Variant, last: Variant) -> Markup:
         panel.vertical(bar, "bar")
     if (bar := last.score.verdict.threshold) > 0:
         panel.horizontal(bar, "bar")
-        panel.add("text", "the bar", class_="note", x=LEFT + 4, y=panel.y(bar) - 5)
+        panel.add("text", "threshold", class_="note", x=LEFT + 4, y=panel.y(bar) - 5)
     for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
         panel.dot(x, y, "solid" if recovered else "hollow")
     return panel.svg(

@@ -1,4 +1,4 @@
-"""What was found, in words and in one table."""
+"""The findings in words and in one table."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def finding(content: Content) -> Finding:
 
 
 def means_of(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
-    """What follows from a verdict on scores, and what does not."""
+    """Conclusions that a verdict on scores supports, and conclusions that it does not."""
     told = {
         Outcome.LEAKAGE: _leakage,
         Outcome.NO_EVIDENCE: _no_evidence,
@@ -58,7 +58,7 @@ def means_of(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
 
 def _figures(score: Score, held_out: int) -> list[Figure]:
     verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
-    mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 is identity")
+    mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 means identical")
     count = f"{verdict.recovered} of {verdict.total}"
     if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
         return [
@@ -91,15 +91,15 @@ def _bar(verdict: Verdict, held_out: int) -> Figure:
             "threshold",
             f"highest likeness of {held_out} held-out images, among those that beat their blurred copies",
         )
-    return Figure("a blur", "threshold", f"none of {held_out} held-out images beats its own blurred copy")
+    return Figure("a blur", "threshold", f"none of {held_out} held-out images beats its blurred copy")
 
 
 def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     percent = f"{100 * (1 - verdict.confidence):.2g} %"
     single = verdict.interval is not None and verdict.interval[0] > 0
     found = (
-        f"{verdict.recovered} of {verdict.total} training images match a candidate better than their own blurred copy,"
-        f" and better than any of {held_out} held-out images that beats its blurred copy."
+        f"{verdict.recovered} of {verdict.total} training images match a candidate better than their blurred copy does,"
+        f" and better than each of {held_out} held-out images that beats its blurred copy."
         if single
         else "The candidates are closer to the training images as a whole than to held-out images of the same kind. No"
         " single image can be named with confidence."
@@ -110,14 +110,14 @@ def _leakage(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     ]
     return means, [
         "A stronger method, or this one with other settings, may recover more images.",
-        "An outsider may not be able to do the same: the audit may know more than the weights, such as the initial"
-        " weights. The configuration below lists what it used.",
+        "An outsider may not be able to do the same, because the audit may use more than the final weights, such as the"
+        " initial weights. The settings below list its inputs.",
     ]
 
 
 def _no_evidence(verdict: Verdict, held_out: int) -> tuple[list[str], list[str]]:
     return [
-        f"The candidates match the training images no better than {held_out} held-out images of the same kind.",
+        f"The candidates do not match the training images better than {held_out} held-out images of the same kind.",
     ], [
         "The training images are not proven safe. A stronger attack, more steps or more candidates may succeed. No"
         " positive control was run here; `palimpsest audit` runs one.",
@@ -136,12 +136,10 @@ def _too_few_held_out(verdict: Verdict, held_out: int) -> tuple[list[str], list[
 def _no_verdict(candidates: int) -> Finding:
     return Finding(
         kind="no-verdict",
-        sentence=f"No verdict: {candidates} candidates were read out of the weights, but no training images were given"
-        " to compare them with.",
+        sentence=f"No verdict: {candidates} candidates were reconstructed, but no training images were given for"
+        " comparison.",
         figures=[],
-        means=[
-            "The candidates are shown below. Someone who knows the training images can tell whether they appear there."
-        ],
+        means=["Compare the candidates below with the training images to see whether they appear."],
         does_not_mean=["This proves neither that training images leaked nor that they did not."],
     )
 
@@ -181,7 +179,7 @@ def rounds(variant: Variant) -> list[list[str]]:
 
 
 def counted(score: Score) -> str:
-    """What the count of the verdict is a count of."""
+    """The name of the images that the verdict counts."""
     return "better than a blur" if score.verdict.outcome is Outcome.NO_VERDICT else "recovered"
 
 

@@ -1,4 +1,4 @@
-"""Numbers and facts as one would write them."""
+"""Numbers and facts formatted for readers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 
 SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 ORDINARY = {code: chr(digit).replace("-", "−") for digit, code in SUPERSCRIPTS.items()}
-SMALLEST_P = 1e-12  # beyond this the value says nothing but "tiny"
+SMALLEST_P = 1e-12  # smaller values are shown as "< 10⁻¹²"
 
 
 def power_of_ten(exponent: int) -> str:
@@ -48,7 +48,7 @@ def number(value: float, digits: int = 3) -> str:
 
 
 def raised(text: str) -> Markup:
-    """Text whose superscript characters, which few typefaces have, are made of ordinary ones.
+    """Text with superscript characters replaced by ordinary ones in <sup>, because few typefaces have them.
 
     >>> print(raised("3 × 10⁻⁹ < x"))
     3 × 10<sup>−9</sup> &lt; x
@@ -82,7 +82,7 @@ def duration(seconds: float) -> str:
 
 
 def fact(value: Any) -> str:
-    """Anything found in a configuration, as text.
+    """Any value of a configuration, as text.
 
     >>> fact({"at": (0.15, 0.85), "decay": None}), fact([]), fact(True)
     ('at: 0.15, 0.85; decay: none', 'none', 'yes')
