@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.state import State
 
@@ -70,6 +68,8 @@ class Progress(Callback):
         self.show = sys.stderr.isatty() if show is None else show
 
     def on_start(self, state: State) -> None:
+        from tqdm import tqdm
+
         self.bar = tqdm(
             total=self.steps,
             initial=state.step,
