@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         storage,
         weights,
     )
-    from palimpsest.auditing import audit
+    from palimpsest.auditing.audit import audit
     from palimpsest.callbacks import Callback
     from palimpsest.certificate import certify
     from palimpsest.execution import Execution
@@ -80,7 +80,7 @@ _HOME = {  # the module of each name that is not itself a module; the imports ab
     "Reconstruction": "reconstruction",
     "Splitting": "splitting",
     "Subspace": "parametrisation",
-    "audit": "auditing",
+    "audit": "auditing.audit",
     "certify": "certificate",
     "identify": "identifiability",
     "reconstruct": "reconstruction",

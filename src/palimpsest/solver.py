@@ -61,7 +61,7 @@ class Settings:
     steps: int = 4000
     splitting: Splitting | None = None
     merging: Merging | None = None
-    priors: Prior | tuple[Prior, ...] = (Box(), TotalVariation())
+    priors: Prior | Sequence[Prior] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     schedule: Literal["cosine", "constant"] = "cosine"
     sharpness: tuple[float, float] | None = (10.0, 200.0)
