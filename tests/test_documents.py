@@ -24,6 +24,28 @@ def test_the_examples_run_as_written(document, tmp_path, monkeypatch):
     exec(compile("\n".join(python_blocks(document)), str(document), "exec"), {"__name__": "example"})
 
 
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def code_cells(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.name)
+def test_the_notebooks_run_as_written(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(compile("\n".join(code_cells(notebook)), str(notebook), "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.name)
+def test_the_notebooks_are_stored_with_small_outputs(notebook):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert any(cell.get("outputs") for cell in cells)
+    assert notebook.stat().st_size < 300_000
+
+
 def test_types_are_shipped():
     """Else type checkers ignore the annotations, and the classifier in pyproject.toml is not true."""
     assert (resources.files("palimpsest") / "py.typed").is_file()
