@@ -1,7 +1,9 @@
 """What the documents show is run as it stands there."""
 
+import inspect
 import json
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+
+import palimpsest as pal
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,6 +48,26 @@ def test_the_notebooks_are_stored_with_small_outputs(notebook):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     assert any(cell.get("outputs") for cell in cells)
     assert notebook.stat().st_size < 300_000
+
+
+DOCUMENTED = [
+    target
+    for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+    for target in re.findall(r"^::: palimpsest\.(\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+def test_the_reference_covers_every_public_name():
+    covered = {target.partition(".")[0] for target in DOCUMENTED}
+    assert covered - {"objectives", "training"} == set(pal.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("target", [t for t in DOCUMENTED if t != "errors"])
+def test_the_reference_shows_an_example_for_every_function(target):
+    found = operator.attrgetter(target)(pal)
+    assert found.__doc__
+    if inspect.isfunction(found) or target in pal.__all__:
+        assert ">>>" in found.__doc__
 
 
 def test_types_are_shipped():

@@ -46,21 +46,26 @@ class Reconstruction:
 
     Attributes:
         images: (k, *image_shape), as the network sees images. If it was trained on centred images, they are centred.
-        multipliers: (k,) or (k, outputs), the multiplier λ_i of each candidate.
+        multipliers: the multipliers λ_i of each candidate. The first axis has length k.
         labels: (k,) the label of each candidate, or None if the method does not use labels.
         ids: (k,) the number of each candidate. Numbers are not reused after a split.
         parents: (k,) the number of the candidate that each one split from, or −1.
         lineage: the parent of every candidate that ever existed, indexed by number.
         history: one dictionary for each recorded step and for each round of splitting.
         outcome: why the run ended.
-        loss: the final L / ‖T‖², with the ReLUs as sharp as they get.
+        loss: the final L / ‖T‖², at the sharpness with which the run ended.
         certify: ``rec.certify(epsilon=1e-6)`` measures how stationary the final point is.
 
-    >>> import palimpsest as pal
-    >>> network = pal.networks.MLP((1, 4, 4), hidden=(5,))
-    >>> rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 4, 4), candidates=3, steps=10)
-    >>> rec.images.shape, len(rec.parents)
-    (torch.Size([3, 1, 4, 4]), 3)
+    Examples:
+        >>> import palimpsest as pal, tempfile
+        >>> network = pal.networks.MLP((1, 4, 4), hidden=(5,))
+        >>> rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 4, 4), candidates=3, steps=10)
+        >>> rec.images.shape, len(rec.parents)
+        (torch.Size([3, 1, 4, 4]), 3)
+        >>> path = Path(tempfile.mkdtemp()) / "rec.safetensors"
+        >>> rec.save(path)
+        >>> torch.equal(pal.Reconstruction.load(path).images, rec.images)
+        True
     """
 
     images: Tensor
@@ -257,13 +262,14 @@ def reconstruct(
     Returns:
         The candidates, with their multipliers, labels, parents and history.
 
-    >>> import palimpsest as pal, torch
-    >>> _ = torch.manual_seed(0)
-    >>> images, labels = torch.rand(4, 1, 4, 4) - 0.5, torch.tensor([1, -1, 1, -1])
-    >>> fit = pal.train(pal.networks.MLP((1, 4, 4), hidden=(50,)), images, labels, loss="squared", steps=100)
-    >>> objective = pal.NTK(fit.model, fit.initial)
-    >>> pal.reconstruct(objective, image_shape=(1, 4, 4), candidates=8, steps=50, progress=False)
-    Reconstruction(8 images of 1×4×4, loss ..., all steps were done)
+    Examples:
+        >>> import palimpsest as pal, torch
+        >>> _ = torch.manual_seed(0)
+        >>> images, labels = torch.rand(4, 1, 4, 4) - 0.5, torch.tensor([1, -1, 1, -1])
+        >>> fit = pal.train(pal.networks.MLP((1, 4, 4), hidden=(50,)), images, labels, loss="squared", steps=100)
+        >>> objective = pal.NTK(fit.model, fit.initial)
+        >>> pal.reconstruct(objective, image_shape=(1, 4, 4), candidates=8, steps=50, progress=False)
+        Reconstruction(8 images of 1×4×4, loss ..., all steps were done)
     """
     if not isinstance(objective, Objective):
         raise InvalidInputError(
