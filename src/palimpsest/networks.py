@@ -25,7 +25,8 @@ class MLP(nn.Module):
         outputs: the number of outputs. The result has shape ``(k, outputs)``.
         bias: which layers have a bias: ``"first"``, ``"all"`` or ``"none"``.
         scale: a factor on the initial weights, one for all layers or one for each. Initial weights are He's
-            N(0, 2 / fan-in), and biases are zero. The known reconstructions from classifiers start with a small first layer.
+            N(0, 2 / fan-in), and biases are zero. The known reconstructions from classifiers start with a small
+            first layer.
 
     Examples:
         >>> MLP((1, 4, 4), hidden=(8, 8))(torch.zeros(5, 1, 4, 4)).shape
