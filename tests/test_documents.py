@@ -1,7 +1,9 @@
 """Examples in the documents run, and tables in the documents are those of the measurements."""
 
+import inspect
 import json
 import math
+import operator
 import re
 import subprocess
 import sys
@@ -9,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+
+import palimpsest as pal
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -22,6 +26,48 @@ def python_blocks(document: Path) -> list[str]:
 def test_the_examples_run_as_written(document, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     exec(compile("\n".join(python_blocks(document)), str(document), "exec"), {"__name__": "example"})
+
+
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def code_cells(notebook: Path) -> list[str]:
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    return ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.name)
+def test_the_notebooks_run_as_written(notebook, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    exec(compile("\n".join(code_cells(notebook)), str(notebook), "exec"), {"__name__": "example"})
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda n: n.name)
+def test_the_notebooks_are_stored_with_small_outputs(notebook):
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    assert any(cell.get("outputs") for cell in cells)
+    assert notebook.stat().st_size < 300_000
+
+
+DOCUMENTED = [
+    target
+    for page in sorted((ROOT / "docs" / "api").glob("*.md"))
+    for target in re.findall(r"^::: palimpsest\.(\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+]
+
+
+def test_the_reference_covers_every_public_name():
+    covered = {target.partition(".")[0] for target in DOCUMENTED}
+    assert covered - {"objectives", "training"} == set(pal.__all__) - {"__version__"}
+
+
+@pytest.mark.parametrize("target", [t for t in DOCUMENTED if t != "errors"])
+def test_the_reference_shows_an_example_for_every_function(target):
+    found = operator.attrgetter(target)(pal)
+    assert found.__doc__
+    if inspect.isfunction(found) or target in pal.__all__:
+        assert ">>>" in found.__doc__
 
 
 def test_types_are_shipped():

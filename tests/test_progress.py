@@ -2,9 +2,9 @@
 
 import pytest
 import torch
+import tqdm
 
 import palimpsest as pal
-from palimpsest import callbacks
 
 
 class Interrupt(pal.Callback):
@@ -18,12 +18,12 @@ def bars(monkeypatch):
     """Every bar that was made, shown without delay."""
     made = []
 
-    class Bar(callbacks.tqdm):
+    class Bar(tqdm.tqdm):
         def __init__(self, **options):
             super().__init__(**options | {"delay": 0})
             made.append(self)
 
-    monkeypatch.setattr(callbacks, "tqdm", Bar)
+    monkeypatch.setattr(tqdm, "tqdm", Bar)
     return made
 
 

@@ -8,26 +8,40 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.state import State
 
 
 class Callback:
-    """What a run tells. Every state given here is finite; each method may be left out."""
+    """Watches a run. Subclass it, override the methods you need, and pass it as ``callbacks=[…]``.
+
+    Every state that a callback receives is finite.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> class Losses(pal.Callback):
+        ...     def __init__(self):
+        ...         self.losses = []
+        ...
+        ...     def on_record(self, state, entry):
+        ...         self.losses.append(entry["loss"])
+        >>> watcher, objective = Losses(), pal.KKT(pal.networks.MLP(4, hidden=(3,)))
+        >>> _ = pal.reconstruct(objective, image_shape=4, candidates=2, steps=4, record_every=2, callbacks=[watcher])
+        >>> len(watcher.losses)
+        2
+    """
 
     def on_start(self, state: State) -> None:
-        """Before the first step, or the first after resuming."""
+        """Called before the first step of a run, or of a resumed run."""
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
-        """The history has a new entry about this state: a recorded step, or a split or a count that begins from it."""
+        """Called with a new entry of the history, and the state that it describes."""
 
     def on_stop(self, state: State) -> None:
-        """The run was interrupted, failed or diverged; this is the last good state. Only for callbacks that started."""
+        """Called with the last good state if the run was interrupted, failed or diverged."""
 
     def on_end(self, state: State) -> None:
-        """The run is complete."""
+        """Called when the run is complete."""
 
 
 class Checkpoint(Callback):
@@ -70,6 +84,8 @@ class Progress(Callback):
         self.show = sys.stderr.isatty() if show is None else show
 
     def on_start(self, state: State) -> None:
+        from tqdm import tqdm
+
         self.bar = tqdm(
             total=self.steps,
             initial=state.step,

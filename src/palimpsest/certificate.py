@@ -82,9 +82,30 @@ def certify(
     epsilon: float = 1e-3,
     iterations: int = 40,
 ) -> Certificate:
-    """Measure ‖∇_x L‖, min_i λ_min(S(x_i)) and λ_min(∇²_x L), all relative to ‖T‖².
+    """Measure how stationary a point is: ‖∇_x L‖, min_i λ_min(S(x_i)) and λ_min(∇²_x L), all relative to ‖T‖².
 
-    Candidates are taken in the objective's chunks, and no more directions are kept than a round of splitting keeps.
+    A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), where ρ is the Lipschitz constant
+    of the Hessian. ``rec.certify()`` measures the end of a run.
+
+    Args:
+        objective: the method.
+        x: the candidates, (k, *image_shape).
+        multipliers: their multipliers.
+        labels: their labels, if the method uses labels.
+        epsilon: ε.
+        iterations: the number of Lanczos iterations.
+
+    Returns:
+        An object with the numbers (``gradient``, ``splitting``, ``hessian``, ``found``, ``rho``) and the conclusion
+            (``outcome``, ``first_order``, ``second_order``). ``print`` shows the conclusion as one sentence.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> _ = torch.manual_seed(0)
+        >>> objective = pal.KKT(pal.networks.MLP(4, hidden=(8,)), sharpness=10.0)
+        >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+        >>> pal.certify(objective, x, λ, y).first_order
+        False
     """
     T2 = float(objective.target_norm_squared)
     dx, _ = objective.gradients(x, multipliers, labels)

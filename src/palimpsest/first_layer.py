@@ -47,18 +47,32 @@ class Span:
 
 
 def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequence[int] | None = None) -> Span:
-    """Read the number of training images, and the space they span, off the first layer's change.
+    """Count the training images, and find the space that they span, from the change of the first layer.
 
-    The reading stands on a gap: n directions in which the layer moved and, after them, no more than what rounding
-    leaves. It declines (``samples`` is None) where there is no such gap, as after Adam, whose steps leave the span.
+    The count relies on a gap: the layer moved in n directions, and in all others by no more than rounding. If there is
+    no gap, ``samples`` is None. Adam leaves no gap, because its steps leave the span of the images.
 
     Args:
-        model: the trained network; its first layer must be dense and see the whole image.
+        model: the trained network. Its first layer must be dense and see the whole image.
         initial: its weights before training, a state dict.
-        image_shape: of one image. Give it for a network that takes images of several sizes, or no flat ones.
+        image_shape: the shape of one image. Give it if the network takes images of several sizes, or no flat ones.
 
-    Images that were centred by their own mean are linearly dependent: without a bias in the first layer they count
-    one less. Weight decay is taken to act on weights and biases alike.
+    Returns:
+        An object with these attributes. ``samples``: the number of training images, or None. ``subspace``: the
+            `Subspace` of flat images, for ``pal.reconstruct(…, within=…)``, or None. ``gap``: the ratio of singular
+            values behind the count. ``singular_values``: all of them. ``shrinkage``: 1 without weight decay.
+            ``reason``: one sentence on the result.
+
+    Images that were centred by their own mean are linearly dependent. If the first layer does not have a bias, the
+    count is then one too low. Weight decay is assumed to act on weights and biases alike.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> _ = torch.manual_seed(0)
+        >>> images, labels = torch.randn(3, 16), torch.tensor([1, -1, 1])
+        >>> fit = pal.train(pal.networks.MLP(16, hidden=(40,)), images, labels, steps=50)
+        >>> pal.span(fit.model, fit.initial).samples
+        3
     """
     names = first_dense_layer(model, image_shape)
     if names is None:

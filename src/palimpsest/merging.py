@@ -30,13 +30,16 @@ class Merging:
     """Which candidates are merged and which are dropped.
 
     Args:
-        alike: candidates are copies if 2⟨x_i, x_j⟩ / (‖x_i‖² + ‖x_j‖²), which is 1 only for equal ones, is at least
-            this, their labels are equal, and their multipliers agree in sign: two of opposite sign, side by side,
-            represent a derivative of f and no copy.
-        dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one's.
-        counting: before each round of splitting, count the candidates that show :func:`images`. Once they can be told
-            from the rest there are enough candidates, and no more rounds. At the end copies are merged once more and
-            the rest goes, if it can be told then; loss and certificate are of what is left.
+        alike: candidates are duplicates if 2⟨x_i, x_j⟩ / (‖x_i‖² + ‖x_j‖²) is at least this. Their labels must be equal
+            and their multipliers must agree in sign. Two of opposite sign represent a derivative of f.
+        dead: a candidate is dropped if its ‖λ_i f(x_i)‖ is below this share of the largest one.
+        counting: before each round of splitting, count the candidates that show images. Once the count is possible
+            there are enough candidates, and splitting ends. At the end duplicates are merged once more, and candidates
+            that show no image are dropped. Loss and certificate then describe the remaining candidates.
+
+    Examples:
+        >>> Merging(alike=0.99)
+        Merging(alike=0.99, dead=0.01, counting=False)
     """
 
     alike: float = 0.95
@@ -52,13 +55,13 @@ class Merging:
 
 @dataclass(frozen=True)
 class Merged:
-    """The candidates that are left."""
+    """The candidates that remain."""
 
     x: Tensor
     multipliers: Tensor
     labels: Tensor | None
     kept: Tensor
-    """(k',) index, among the candidates before, of the one with the largest multiplier in each group of copies."""
+    """(k',) the previous index of the candidate with the largest multiplier in each group of duplicates."""
     sizes: Tensor
     """(k',) ‖λ_i f(x_i)‖."""
 
@@ -70,7 +73,22 @@ class Merged:
 def merge(
     objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, policy: Merging | None = None
 ) -> Merged:
-    """Make one candidate of each group of copies, then drop the dead; the order of the candidates does not matter."""
+    """Merge each group of duplicates into one candidate, then drop the dead ones.
+
+    Args:
+        objective: the method.
+        x: the candidates, (k, *image_shape).
+        multipliers: their multipliers.
+        labels: their labels, or None.
+        policy: which candidates are merged or dropped.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> objective = pal.KKT(pal.networks.MLP(4, hidden=(8,)), signed=True)
+        >>> x = torch.randn(1, 4).repeat(2, 1)
+        >>> len(pal.merging.merge(objective, x, torch.ones(2), None).x)
+        1
+    """
     policy = policy or Merging()
     λ = multipliers.reshape(len(x), -1)
     group = _groups(_copies(x, multipliers, labels, policy.alike))
@@ -86,18 +104,21 @@ def merge(
 
 
 def images(sizes: Tensor) -> int | None:
-    """How many candidates show images, by their sizes; None where they cannot be told from others.
+    """Count the candidates that show images, from their sizes ‖λ_i f(x_i)‖. None if the two kinds cannot be separated.
 
-    The logarithms of the sizes of both kinds are taken to be normal, each kind with a mean μ_c, a deviation σ_c and a
-    share p_c of its own. They are told apart best where J = Σ_c p_c log(σ_c / p_c) is least (Kittler and Illingworth
-    1986). Two kinds are better than one if k J is below k log σ by more than what three more parameters cost,
-    (3/2) log k (after Schwarz 1978); and only if it is also far smaller, e^(μ_1 − μ_2) > FAR, does the second show no
-    images. Images whose own sizes differ as much, and evenly, may be mistaken for two kinds.
+    The logarithms of the sizes of both kinds are modelled as normal, with mean μ_c, deviation σ_c and share p_c. The
+    best threshold minimises J = Σ_c p_c log(σ_c / p_c) (Kittler and Illingworth 1986). Two kinds are better than one if
+    k J is below k log σ by more than the cost of three more parameters, (3/2) log k (after Schwarz 1978). The second
+    kind must also be far smaller, e^(μ_1 − μ_2) > 2.5. Images whose sizes differ as much may be mistaken for two kinds.
 
-    >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.02, 0.03, 0.02, 0.01, 0.04]))
-    5
-    >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.7, 0.6, 0.5, 1.3, 1.4])) is None
-    True
+    Args:
+        sizes: (k,) the size of each candidate.
+
+    Examples:
+        >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.02, 0.03, 0.02, 0.01, 0.04]))
+        5
+        >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.7, 0.6, 0.5, 1.3, 1.4])) is None
+        True
     """
     k, logs = len(sizes), sizes.double().log().sort(descending=True).values
     least, σ = max(FEWEST, math.ceil(LEAST * k)), logs.std(correction=0)

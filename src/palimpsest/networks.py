@@ -16,19 +16,21 @@ from palimpsest.errors import InvalidInputError
 class MLP(nn.Module):
     """A perceptron Φ(x) = W_L σ(… σ(W_1 x + b_1) …) with ReLUs σ, on images of a given shape.
 
-    Only the first layer has a bias by default, as in the literature: the network is then homogeneous in its
-    parameters, which the theory of the maximum margin asks for.
+    By default only the first layer has a bias, as in the literature. The network is then homogeneous in its
+    parameters, which the theory of the maximum margin requires.
 
     Args:
-        image_shape: shape of one input, for example ``(1, 28, 28)``, or a plain dimension.
-        hidden: widths of the hidden layers; empty for a linear network.
-        outputs: number of outputs; the result has shape ``(k, outputs)``.
-        bias: which layers have one: ``"first"``, ``"all"`` or ``"none"``.
-        scale: factor on the initial weights, which are He's N(0, 2 / fan-in) with zero biases; one for all layers or
-            one per layer. The known reconstructions from classifiers start with a small first layer.
+        image_shape: the shape of one input, for example ``(1, 28, 28)``, or a plain dimension.
+        hidden: the widths of the hidden layers. Empty gives a linear network.
+        outputs: the number of outputs. The result has shape ``(k, outputs)``.
+        bias: which layers have a bias: ``"first"``, ``"all"`` or ``"none"``.
+        scale: a factor on the initial weights, one for all layers or one for each. Initial weights are He's
+            N(0, 2 / fan-in), and biases are zero. The known reconstructions from classifiers start with a small
+            first layer.
 
-    >>> MLP((1, 4, 4), hidden=(8, 8))(torch.zeros(5, 1, 4, 4)).shape
-    torch.Size([5, 1])
+    Examples:
+        >>> MLP((1, 4, 4), hidden=(8, 8))(torch.zeros(5, 1, 4, 4)).shape
+        torch.Size([5, 1])
     """
 
     def __init__(
@@ -67,19 +69,20 @@ class MLP(nn.Module):
 
 
 class PolynomialNetwork(nn.Module):
-    """Φ(x) = Σ_j a_j σ(W_j·x + b_j) with a polynomial σ, the setting in which weights can determine the data.
+    """Φ(x) = Σ_j a_j σ(W_j·x + b_j) with a polynomial σ. Weights of such networks can determine the data.
 
     Args:
-        dimension: length d of an input; images are flattened.
-        neurons: number m of neurons.
+        dimension: the length d of an input. Images are flattened.
+        neurons: the number m of neurons.
         activation: a degree α for the monomial σ(t) = t^α, or the coefficients ``(c_0, c_1, …, c_α)`` of
             σ(t) = Σ_q c_q t^q.
-        bias: whether neurons have a bias b_j; without one σ sees W_j·x alone.
+        bias: whether neurons have a bias b_j.
 
-    >>> net = PolynomialNetwork(3, 2, activation=3)
-    >>> x = torch.randn(4, 3)
-    >>> torch.allclose(net(x)[:, 0], (x @ net.W.T) ** 3 @ net.a, atol=1e-6)
-    True
+    Examples:
+        >>> net = PolynomialNetwork(3, 2, activation=3)
+        >>> x = torch.randn(4, 3)
+        >>> torch.allclose(net(x)[:, 0], (x @ net.W.T) ** 3 @ net.a, atol=1e-6)
+        True
     """
 
     def __init__(

@@ -15,7 +15,15 @@ Moments = dict[str, Tensor]
 
 
 class Optimiser(ABC):
-    """An update rule for one tensor; its memory is a dictionary of tensors shaped like it."""
+    """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape.
+
+    Examples:
+        >>> rule, x = SGD(learning_rate=0.1), torch.ones(2)
+        >>> moments = rule.init(x)
+        >>> rule.update_(x, torch.ones(2), moments, rule.pace(1, 1.0))
+        >>> x
+        tensor([0.9000, 0.9000])
+    """
 
     learning_rate: float
 
@@ -25,20 +33,33 @@ class Optimiser(ABC):
 
     @abstractmethod
     def pace(self, step: int, factor: float) -> tuple[float, ...]:
-        """What the update needs to know of step number ``step`` (from 1), at ``factor`` times the learning rate."""
+        """The numbers that the update needs at step ``step`` (from 1), with ``factor`` times the learning rate."""
 
     @abstractmethod
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
-        """Change parameter and memory, in place, by one step."""
+        """Change the parameter and the memory in place by one step."""
 
     @abstractmethod
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        """The memory of a parameter whose gradients would have been ``scale`` times as large."""
+        """The memory of a parameter whose gradients were ``scale`` times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adam(Optimiser):
-    """Kingma and Ba's rule: steps of about the learning rate, whatever the size of the gradient."""
+    """Kingma and Ba's rule. Its steps are about as long as the learning rate, whatever the size of the gradient.
+
+    Args:
+        learning_rate: the length of a step, in the units of the images.
+        β1: the decay of the mean of the gradients.
+        β2: the decay of the mean of their squares.
+        ε: is added to the denominator.
+
+    Examples:
+        >>> rule, x = Adam(learning_rate=0.5), torch.ones(2)
+        >>> rule.update_(x, torch.tensor([1.0, 100.0]), rule.init(x), rule.pace(1, 1.0))
+        >>> x
+        tensor([0.5000, 0.5000])
+    """
 
     learning_rate: float = 0.02
     β1: float = 0.9
@@ -66,7 +87,16 @@ class Adam(Optimiser):
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimiser):
-    """Gradient descent with heavy-ball momentum."""
+    """Gradient descent with heavy-ball momentum.
+
+    Args:
+        learning_rate: the length of a step relative to the gradient.
+        momentum: the share of the velocity that is kept at each step.
+
+    Examples:
+        >>> SGD(learning_rate=0.1).momentum
+        0.9
+    """
 
     learning_rate: float
     momentum: float = 0.9

@@ -61,11 +61,18 @@ class Everywhere:
 
 @dataclass(frozen=True)
 class Subspace:
-    """x = x̄ + Q c with orthonormal columns Q, so that steps and curvatures in c measure as they do in x.
+    """The images x = x̄ + Q c, where Q has orthonormal columns.
+
+    `pal.span` returns one, and `pal.reconstruct` searches in it.
 
     Attributes:
         offset: x̄, shape (*image_shape,).
         basis: Q transposed, shape (n, *image_shape).
+
+    Examples:
+        >>> space = Subspace(torch.zeros(4), torch.eye(4)[:2])
+        >>> space.images(torch.tensor([[1.0, 2.0]]))
+        tensor([[1., 2., 0., 0.]])
     """
 
     offset: Tensor
@@ -90,18 +97,19 @@ class Subspace:
         return math.sqrt(self.offset.numel() / len(self.basis))
 
     def images(self, coordinates: Tensor) -> Tensor:
+        """The images (k, *image_shape) of coordinates (k, n)."""
         flat = self.offset.flatten() + coordinates @ self.basis.flatten(1)
         return flat.reshape(len(coordinates), *self.image_shape)
 
     def coordinates(self, images: Tensor) -> Tensor:
-        """c = Qᵀ(x − x̄): the nearest point of the subspace."""
+        """c = Qᵀ(x − x̄), the coordinates of the nearest point of the subspace."""
         return (images - self.offset).flatten(1) @ self.basis.flatten(1).T
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
         return gradient.flatten(1) @ self.basis.flatten(1).T
 
     def shaped(self, image_shape: tuple[int, ...]) -> Subspace:
-        """The same subspace, its images laid out in another shape."""
+        """The same subspace with images of another shape."""
         if math.prod(image_shape) != self.offset.numel():
             raise InvalidInputError(
                 f"the subspace holds {self.offset.numel()} pixels, which is not a {image_shape} image"

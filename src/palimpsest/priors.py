@@ -17,9 +17,16 @@ from torch import Tensor
 
 
 class Prior(ABC):
-    """A penalty relative to ‖T‖² on images (k, C, H, W), as the network sees them, and multipliers (k, …).
+    """A penalty on images (k, C, H, W), as the network sees them, and on multipliers (k, …). Subclass it for your own.
 
-    A solver gives the multipliers in their natural unit (see :class:`~palimpsest.solver.Solver`).
+    A penalty is relative to ‖T‖². The solver passes the multipliers in their natural unit.
+
+    Examples:
+        >>> class Dark(Prior):
+        ...     def value(self, images, multipliers):
+        ...         return images.clamp_min(0).mean()
+        >>> (Dark() + Box()).value(torch.ones(2, 1, 4, 4), torch.ones(2))
+        tensor(1.)
     """
 
     @abstractmethod
@@ -32,7 +39,7 @@ class Prior(ABC):
         return type(self).gradients is not Prior.gradients
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """(∂/∂images, ∂/∂multipliers): by autograd, unless a prior knows better."""
+        """(∂/∂images, ∂/∂multipliers), by autograd. Override it with a closed form to gain speed."""
         x, λ = images.detach().requires_grad_(), multipliers.detach().requires_grad_()
         with torch.enable_grad():
             value = self.value(x, λ)
@@ -42,7 +49,7 @@ class Prior(ABC):
         return dx, dλ
 
     def placed(self, like: Tensor) -> Prior:
-        """Itself, with any tensors it holds on the device and in the precision of another."""
+        """The same prior, with its tensors on the device and in the precision of ``like``."""
         return self
 
     def __add__(self, other: Prior) -> Sum:
@@ -51,7 +58,12 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Sum(Prior):
-    """Several priors at once."""
+    """The sum of several priors.
+
+    Examples:
+        >>> float(Sum((Box(), TotalVariation(smoothing=0.0))).value(torch.ones(2, 1, 4, 4), torch.ones(2)))
+        0.0
+    """
 
     priors: Sequence[Prior]
 
@@ -75,11 +87,19 @@ class Sum(Prior):
 
 @dataclass(frozen=True, kw_only=True)
 class Box(Prior):
-    """weight · mean over pixels of the squared distance from [low, high].
+    """Images stay within [low, high]: weight · mean over pixels of the squared distance from this range.
 
-    Candidates are what the network sees, so for centred images the box is the centred one; the default holds any
-    centring of images in [0, 1]. Where the mean is known, ``Box.around(mean)`` says more: most of all where many pixels
-    are quite black or quite white.
+    Candidates are centred if the network saw centred images. The default range holds any centring of images in [0, 1].
+    If you know the mean, use ``Box.around(mean)``. It helps most if many pixels are black or white.
+
+    Args:
+        weight: the strength.
+        low: the smallest value, a number or an image.
+        high: the largest value, a number or an image.
+
+    Examples:
+        >>> Box().value(torch.full((2, 1, 4, 4), 3.0), torch.ones(2))
+        tensor(4.)
     """
 
     weight: float = 1.0
@@ -106,7 +126,18 @@ class Box(Prior):
 
 @dataclass(frozen=True, kw_only=True)
 class TotalVariation(Prior):
-    """weight · mean over pixels of √(δ² + smoothing), δ the difference to the next pixel, in both directions."""
+    """Images are smooth: weight · mean over pixels of √(δ² + smoothing).
+
+    δ is the difference to the next pixel, in both directions.
+
+    Args:
+        weight: the strength.
+        smoothing: makes the penalty differentiable at δ = 0.
+
+    Examples:
+        >>> float(TotalVariation(smoothing=0.0).value(torch.ones(2, 1, 4, 4), torch.ones(2)))
+        0.0
+    """
 
     weight: float = 0.1
     smoothing: float = 1e-3
@@ -130,7 +161,18 @@ class TotalVariation(Prior):
 
 @dataclass(frozen=True, kw_only=True)
 class MinimumMultiplier(Prior):
-    """weight · mean of max(0, minimum − λ)² / minimum²: keeps candidates of a margin method from dying at λ = 0."""
+    """Multipliers stay away from 0: weight · mean of max(0, minimum − λ)² / minimum².
+
+    It keeps candidates of a margin method from dying at λ = 0.
+
+    Args:
+        weight: the strength.
+        minimum: the multiplier below which the penalty acts, in the natural unit.
+
+    Examples:
+        >>> MinimumMultiplier().value(torch.ones(2, 1, 4, 4), torch.tensor([0.0, 1.0]))
+        tensor(0.5000)
+    """
 
     weight: float = 1.0
     minimum: float = 0.05

@@ -1,50 +1,83 @@
-"""`pal.reconstruct`: running the solver from random candidates to a result, watched and resumable."""
+"""`pal.reconstruct` runs the solver from random candidates to a result that can be saved, plotted and scored."""
 
 from __future__ import annotations
 
 import difflib
+import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from palimpsest.callbacks import Callback, Checkpoint, Progress
 from palimpsest.certificate import Certificate, certify
-from palimpsest.errors import DivergenceError, InvalidInputError
+from palimpsest.checks import check_candidates, check_history, check_lineage, is_number, require
+from palimpsest.errors import CheckpointError, DivergenceError, InvalidInputError
 from palimpsest.execution import Execution
+from palimpsest.merging import Merging
 from palimpsest.objectives import Objective
-from palimpsest.parametrisation import Everywhere, Subspace
+from palimpsest.optimisers import Adam, Optimiser
+from palimpsest.parametrisation import Everywhere, Parametrisation, Subspace
+from palimpsest.priors import Box, Prior, TotalVariation
+from palimpsest.scoring import metrics, score
 from palimpsest.solver import Settings, Solver
+from palimpsest.splitting import Splitting
 from palimpsest.state import Outcome, State
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 KEEP = 'To keep an interrupted run, call pal.reconstruct(…, checkpoint="run.safetensors"); the same call continues it.'
+TENSORS = ("images", "multipliers", "ids", "parents", "lineage")
+SHOWN, COLUMNS = 60, 10  # pictures in a plot at most, and in a row
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @dataclass(frozen=True, repr=False)
 class Reconstruction:
-    """What was read out of the weights."""
+    """The candidates that a run found. `pal.reconstruct` returns one.
+
+    Attributes:
+        images: (k, *image_shape), as the network sees images. If it was trained on centred images, they are centred.
+        multipliers: the multipliers λ_i of each candidate. The first axis has length k.
+        labels: (k,) the label of each candidate, or None if the method does not use labels.
+        ids: (k,) the number of each candidate. Numbers are not reused after a split.
+        parents: (k,) the number of the candidate that each one split from, or −1.
+        lineage: the parent of every candidate that ever existed, indexed by number.
+        history: one dictionary for each recorded step and for each round of splitting.
+        outcome: why the run ended.
+        loss: the final L / ‖T‖², at the sharpness with which the run ended.
+        certify: ``rec.certify(epsilon=1e-6)`` measures how stationary the final point is.
+
+    Examples:
+        >>> import palimpsest as pal, tempfile
+        >>> network = pal.networks.MLP((1, 4, 4), hidden=(5,))
+        >>> rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 4, 4), candidates=3, steps=10)
+        >>> rec.images.shape, len(rec.parents)
+        (torch.Size([3, 1, 4, 4]), 3)
+        >>> path = Path(tempfile.mkdtemp()) / "rec.safetensors"
+        >>> rec.save(path)
+        >>> torch.equal(pal.Reconstruction.load(path).images, rec.images)
+        True
+    """
 
     images: Tensor
-    """(k, *image_shape), in the space the network sees: centred if it was trained on centred images."""
     multipliers: Tensor
     labels: Tensor | None
     ids: Tensor
     parents: Tensor
-    """(k,) number of the candidate each one split from, or −1."""
     lineage: Tensor
-    """The parent of every candidate that ever was, by number."""
     history: list[dict[str, Any]]
     outcome: Outcome
     loss: float
-    """Final L / ‖T‖², at the sharpest network."""
     certify: Callable[..., Certificate]
-    """Certificate of the final point for other ε: ``rec.certify(epsilon=1e-6)``."""
 
     def __repr__(self) -> str:
         count, *shape = self.images.shape
@@ -52,17 +85,123 @@ class Reconstruction:
 
     @cached_property
     def certificate(self) -> Certificate:
-        """How stationary the final point is; measured when first asked for."""
+        """How stationary the final point is. It is measured on first use."""
         return self.certify()
 
     def ancestors(self, i: int) -> list[int]:
-        """The numbers of candidate i and of those it descends from, the youngest first."""
+        """The number of candidate i, followed by the numbers of its ancestors, youngest first."""
         line = [int(self.ids[i])]
         while (parent := int(self.lineage[line[-1]])) >= 0:
             line.append(parent)
         return line
 
+    def save(self, path: Path | str) -> None:
+        """Write everything except `certify` to a safetensors file with a checksum."""
+        from palimpsest.storage import save_tensors
 
+        tensors = {name: getattr(self, name) for name in TENSORS}
+        if self.labels is not None:
+            tensors["labels"] = self.labels
+        save_tensors(path, tensors, {"history": self.history, "outcome": self.outcome, "loss": self.loss})
+
+    @classmethod
+    def load(cls, path: Path | str, *, device: torch.device | str = "cpu") -> Reconstruction:
+        """Read a file that `save` wrote. A damaged file is refused.
+
+        The file does not hold the objective, so `certify` and `certificate` of a loaded reconstruction raise an error.
+        """
+        from palimpsest.storage import load_tensors
+
+        remedy = "save the reconstruction again"
+        tensors, description = load_tensors(path, remedy=remedy)
+        try:
+            require(tensors.keys() - {"labels"} == set(TENSORS) and is_number(description["loss"]), "other content")
+            check_candidates(tensors["images"], tensors["ids"])
+            check_lineage(tensors["lineage"], tensors["ids"])
+            check_history(description["history"])
+            return cls(
+                **{name: tensors[name].to(device) for name in TENSORS},
+                labels=tensors["labels"].to(device) if "labels" in tensors else None,
+                history=description["history"],
+                outcome=Outcome(description["outcome"]),
+                loss=description["loss"],
+                certify=_cannot_certify,
+            )
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{path} does not hold a reconstruction ({error}); {remedy}") from error
+
+    def plot(self, *, truth: Tensor | None = None, mean: Tensor | None = None) -> Figure:
+        """A matplotlib figure of the candidates, each scaled to its own range of values.
+
+        Args:
+            truth: the training images. Each is then shown above its nearest candidate, the best match first.
+            mean: the image that was subtracted before training. It is added to the candidates.
+
+        At most 60 pictures are shown. ``rec.plot().savefig("candidates.png")`` writes the figure to a file.
+        """
+        if self.images.ndim != 4:
+            raise InvalidInputError(f"candidates of shape {tuple(self.images.shape[1:])} cannot be drawn; reconstruct"
+                                    " with image_shape=(channels, height, width)")  # fmt: skip
+        images = self.images.detach().cpu()
+        if mean is not None:
+            images = images + mean.detach().to(images)
+        images = metrics.minmax(images)
+        if truth is None:
+            shown = images[:SHOWN]
+            return _figure([shown], [""] * len(shown), f"{len(shown)} of {len(images)} candidates")
+        scores = score(self, truth, mean=mean)
+        best = scores.ssim.argsort(descending=True)[:SHOWN]
+        titles = [f"SSIM {float(scores.ssim[i]):.2f}" for i in best]
+        rows = [metrics.minmax(truth.detach().cpu()[best]), images[scores.match[best]]]
+        return _figure(rows, titles, f"{len(best)} of {len(truth)} training images, each above its nearest candidate")
+
+
+def _cannot_certify(*_: Any, **__: Any) -> Certificate:
+    raise InvalidInputError("a loaded reconstruction does not hold its objective; call"
+                            " pal.certify(objective, rec.images, rec.multipliers, rec.labels)")  # fmt: skip
+
+
+def _figure(rows: Sequence[Tensor], titles: Sequence[str], heading: str) -> Figure:
+    """Pictures (n, C, H, W) in lines of ten; each line shows all rows, one below the other."""
+    from matplotlib.figure import Figure
+
+    count = len(rows[0])
+    lines = -(-count // COLUMNS) * len(rows)
+    figure = Figure(figsize=(COLUMNS, 0.6 + 1.2 * lines), layout="constrained")
+    figure.suptitle(heading)
+    panels = figure.subplots(lines, COLUMNS, squeeze=False)
+    for panel in panels.flat:
+        panel.set_axis_off()
+    for i in range(count):
+        for j, images in enumerate(rows):
+            panel = panels[i // COLUMNS * len(rows) + j, i % COLUMNS]
+            pixels = images[i].movedim(0, -1) if len(images[i]) == 3 else images[i].mean(0)
+            panel.imshow(pixels.numpy(), cmap="gray", vmin=0, vmax=1)
+        panel.set_title(titles[i], fontsize=8, y=-0.25)
+    return figure
+
+
+def _refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
+    """Turn a call that does not fit the signature into one sentence, which names the nearest keyword."""
+    signature = inspect.signature(function)
+
+    @functools.wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        known = list(signature.parameters)
+        for name in kwargs.keys() - known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise InvalidInputError(f"there is no setting {name!r}{hint}; choose among {', '.join(known[1:])}")
+        try:
+            signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise InvalidInputError(f"pal.reconstruct: {error}; see help(pal.reconstruct)") from error
+        return function(*args, **kwargs)
+
+    return checked
+
+
+@_refusing_unknown_keywords
 @torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
 def reconstruct(
     objective: Objective,
@@ -71,37 +210,87 @@ def reconstruct(
     candidates: int,
     steps: int = 4000,
     within: Subspace | None = None,
+    splitting: Splitting | None = None,
+    merging: Merging | None = None,
+    priors: Prior | Sequence[Prior] = (Box(), TotalVariation()),  # noqa: B008 (immutable)
+    optimiser: Optimiser = Adam(),  # noqa: B008 (immutable)
+    schedule: Literal["cosine", "constant"] = "cosine",
+    sharpness: tuple[float, float] | None = (10.0, 200.0),
+    prior_strength: tuple[float, float] = (1.0, 1.0),
+    gradient_tolerance: float = 0.0,
+    plateau: float = 0.0,
+    record_every: int | None = None,
+    seed: int = 0,
     callbacks: Sequence[Callback] = (),
     checkpoint: Path | str | None = None,
     progress: bool | None = None,
     execution: Execution | None = None,
-    **settings: Any,
 ) -> Reconstruction:
-    """Read training images out of weights: run the two phases from random candidates to the end.
+    """Read training images out of weights, starting from random candidates.
+
+    The defaults are one recipe for every problem. Most calls set `image_shape`, `candidates`, `steps` and `within`.
 
     Args:
         objective: the method, for example ``pal.NTK(model, initial)``.
-        image_shape: shape of one image, for example ``(3, 32, 32)``.
-        candidates, steps, **settings: see :class:`Settings`.
-        within: a subspace to search in, for example ``pal.span(model, initial).subspace``; everywhere by default.
-        callbacks: objects that are told of the run's progress.
-        checkpoint: a file to which the state is saved as the run goes on. If it exists the run continues from it,
-            to the same result as if it had never stopped (to the bit on a CPU with as many threads).
-        progress: a bar on standard error; by default where that is a terminal and the run takes long enough.
-        execution: how the steps are carried out; by default as fast as the device allows.
+        image_shape: the shape of one image, for example ``(3, 32, 32)``.
+        candidates: the number k of candidates at the start. Twice the number of training images is safe.
+        steps: the number of gradient steps, all phases together.
+        within: a subspace to search in, for example ``pal.span(model, initial).subspace``. None searches everywhere.
+        splitting: when and how candidates split. None runs a single phase of descent.
+        merging: which candidates are merged or dropped before each round of splitting. If it counts images, it also
+            acts at the end. None keeps all candidates.
+        priors: one `pal.priors.Prior` or several. ``()`` means none.
+        optimiser: `pal.optimisers.Adam` or `pal.optimisers.SGD`.
+        schedule: ``"cosine"`` lets the learning rate fall to zero in each phase and restarts it after a split.
+            ``"constant"`` keeps it, as the published methods do.
+        sharpness: β of the smoothed ReLUs at the start and at the end of each phase. It changes geometrically. None
+            keeps the sharpness of the objective.
+        prior_strength: factors on the priors at the start and at the end of each phase. They change geometrically.
+            Strong priors find the images, and weak priors leave them sharp.
+        gradient_tolerance: a phase ends when ‖∇_x L‖ / ‖T‖² is at most this. Priors pull against this gradient, so
+            with them it may never vanish.
+        plateau: a phase ends when L with its priors fell by less than this share over the last ten records.
+        record_every: the number of steps between two entries of the history. None records about 200 times.
+        seed: seed of the initial candidates and of random directions.
+        callbacks: objects that are called as the run progresses; see `pal.Callback`.
+        checkpoint: a file that the state is saved to every few seconds. If the file exists, the run continues from
+            it. The result is the same as without the interruption: bit for bit on a CPU with the same number of
+            threads.
+        progress: whether to show a bar on standard error. None shows one in a terminal if the run takes long enough.
+        execution: how steps are carried out. None is as fast as the device allows.
+
+    Returns:
+        The candidates, with their multipliers, labels, parents and history.
+
+    Examples:
+        >>> import palimpsest as pal, torch
+        >>> _ = torch.manual_seed(0)
+        >>> images, labels = torch.rand(4, 1, 4, 4) - 0.5, torch.tensor([1, -1, 1, -1])
+        >>> fit = pal.train(pal.networks.MLP((1, 4, 4), hidden=(50,)), images, labels, loss="squared", steps=100)
+        >>> objective = pal.NTK(fit.model, fit.initial)
+        >>> pal.reconstruct(objective, image_shape=(1, 4, 4), candidates=8, steps=50, progress=False)
+        Reconstruction(8 images of 1×4×4, loss ..., all steps were done)
     """
     if not isinstance(objective, Objective):
         raise InvalidInputError(
             f"the objective is a {type(objective).__name__}; give a method, such as pal.NTK(model, initial)"
         )
-    _refuse_unknown(settings)
-    image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
-    if within is not None and not isinstance(within, Subspace):
-        raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
-    where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
-        objective.device, objective.dtype
-    )  # fmt: skip
-    solver = Solver(objective, where, Settings(candidates=candidates, steps=steps, **settings), execution)
+    settings = Settings(
+        candidates=candidates,
+        steps=steps,
+        splitting=splitting,
+        merging=merging,
+        priors=priors,
+        optimiser=optimiser,
+        schedule=schedule,
+        sharpness=sharpness,
+        prior_strength=prior_strength,
+        gradient_tolerance=gradient_tolerance,
+        plateau=plateau,
+        record_every=record_every,
+        seed=seed,
+    )
+    solver = Solver(objective, _space(objective, image_shape, within), settings, execution)
     with solver.execution.numbers(objective.device):
         state = solver.init()
         watchers = [*callbacks]
@@ -120,13 +309,14 @@ def reconstruct(
         return _result(solver, state)
 
 
-def _refuse_unknown(settings: Mapping[str, Any]) -> None:
-    """Name the nearest keyword that there is, and all settings."""
-    known = [setting.name for setting in fields(Settings)]
-    for name in settings.keys() - known:
-        near = difflib.get_close_matches(name, [*known, *inspect.signature(reconstruct).parameters], n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise InvalidInputError(f"there is no setting {name!r}{hint}; choose among {', '.join(known)}")
+def _space(objective: Objective, image_shape: Sequence[int] | int, within: Subspace | None) -> Parametrisation:
+    """The coordinates of the candidates: pixels, or those of the subspace."""
+    shape = (image_shape,) if isinstance(image_shape, int) else tuple(image_shape)
+    if within is None:
+        return Everywhere(shape)
+    if not isinstance(within, Subspace):
+        raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
+    return within.shaped(shape).to(objective.device, objective.dtype)
 
 
 def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:

@@ -34,34 +34,13 @@ STRETCH = 100  # most steps between two states: what an interruption may cost
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How a reconstruction is run. The defaults are one recipe for every problem.
-
-    Args:
-        candidates: how many candidates k to start with; about twice the number of training images is safe.
-        steps: gradient steps in all phases together.
-        splitting: when and how candidates split, or None for a single phase of descent.
-        merging: which candidates become one, or go, before each round of splitting and, if images are counted, at the
-            end; None to keep them all.
-        priors: what is known of the images; one :class:`~palimpsest.priors.Prior` or several, () for none.
-        optimiser: :class:`~palimpsest.optimisers.Adam` or :class:`~palimpsest.optimisers.SGD`.
-        schedule: ``"cosine"``: the learning rate falls to zero within each phase and starts afresh after a split;
-            ``"constant"``: it stays, as in the published methods.
-        sharpness: β of the smoothed ReLUs at the start and the end of each phase, annealed geometrically, or None to
-            keep the objective's own.
-        prior_strength: factors on the priors at the start and the end of each phase, annealed geometrically: strong
-            priors find the images, weak ones leave them sharp.
-        gradient_tolerance: a phase ends once ‖∇_x L‖ / ‖T‖² is at most this. Where there are priors this gradient
-            need not vanish, for they pull against it.
-        plateau: a phase ends once L with its priors has fallen by less than this share over the last ten records.
-        record_every: steps between two entries of the history; about 200 in a run by default.
-        seed: of the initial candidates and of random directions.
-    """
+    """The settings of a run. `pal.reconstruct` explains each of them."""
 
     candidates: int
     steps: int = 4000
     splitting: Splitting | None = None
     merging: Merging | None = None
-    priors: Prior | tuple[Prior, ...] = (Box(), TotalVariation())
+    priors: Prior | Sequence[Prior] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     schedule: Literal["cosine", "constant"] = "cosine"
     sharpness: tuple[float, float] | None = (10.0, 200.0)

@@ -25,7 +25,24 @@ HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
 
 
 def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
-    """The dense splitting matrices (k, d, d), one product per column: for inspection and tests."""
+    """The splitting matrices S(x_i), dense, (k, d, d). Use it for inspection: it takes d products.
+
+        S(x_i) = −2λ_i ∇²_x⟨w∘r, f(x_i)⟩
+
+    Args:
+        objective: the method.
+        x: the candidates, (k, *image_shape).
+        multipliers: their multipliers.
+        labels: their labels, if the method uses labels.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> _ = torch.manual_seed(0)
+        >>> objective = pal.KKT(pal.networks.MLP(4, hidden=(8,)), sharpness=10.0)
+        >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+        >>> pal.splitting.matrix(objective, x, λ, y).shape
+        torch.Size([3, 4, 4])
+    """
     product = objective.curvature(x, multipliers, labels)
     basis = torch.eye(x[0].numel(), dtype=x.dtype, device=x.device)
     columns = [product(e.reshape(x.shape[1:]).expand_as(x)).flatten(1) for e in basis]
@@ -40,7 +57,27 @@ def min_eigenpairs(
     *,
     iterations: int = BASIS,
 ) -> tuple[Tensor, Tensor]:
-    """λ_min(S(x_i)) (k,) and its unit eigenvector (k, *image_shape) for every candidate, by one batched Lanczos."""
+    """λ_min(S(x_i)), (k,), and its unit eigenvector, (k, *image_shape), for every candidate, by one Lanczos run.
+
+    A negative eigenvalue means that splitting the candidate along the eigenvector lowers L.
+
+    Args:
+        objective: the method.
+        x: the candidates, (k, *image_shape).
+        multipliers: their multipliers.
+        labels: their labels, if the method uses labels.
+        iterations: the number of Lanczos iterations.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> _ = torch.manual_seed(0)
+        >>> objective = pal.KKT(pal.networks.MLP(4, hidden=(8,)), sharpness=10.0)
+        >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+        >>> values, vectors = pal.splitting.min_eigenpairs(objective, x, λ, y)
+        >>> exact = torch.linalg.eigvalsh(pal.splitting.matrix(objective, x, λ, y))[:, 0]
+        >>> torch.allclose(values, exact, atol=1e-4)
+        True
+    """
     found = eigenpairs(objective, x, multipliers, labels, iterations=iterations)
     return found.values, found.vectors
 
@@ -67,20 +104,23 @@ def eigenpairs(
 
 @dataclass(frozen=True, kw_only=True)
 class Splitting:
-    """When, which and how candidates split.
+    """When candidates split, which ones, and how.
 
     Args:
-        rounds: how often a run stops to split; Phase I runs once before each and once after the last.
-        until: the share of a run's steps by which the last round takes place, after phases of equal length; the phase
-            after it takes what is left. By default all are equally long.
-        share: at most this share of the candidates splits in one round.
-        eta_max: longest displacement η of an off-spring, in the units of the images.
-        relative: a candidate splits if it promises to lower L by more than this share, ½η_max²|λ_min| > relative · L.
-            This is free of the scale of weights, multipliers and images' number.
-        threshold: the published criterion λ_min < threshold (−0.1 there), in place of the relative one.
-        iterations: of Lanczos.
-        direction: ``"curvature"`` is the method. The others are its controls, at the same candidates and times:
+        rounds: the number of rounds. A phase of descent precedes each round, and one follows the last.
+        until: the share of all steps after which the last round takes place. None makes all phases equally long.
+        share: the largest share of the candidates that splits in one round.
+        eta_max: the longest displacement η, in the units of the images.
+        relative: a candidate splits if this is expected to lower L by more than this share:
+            ½η_max²|λ_min| > relative · L. The criterion does not depend on the scale of weights and multipliers.
+        threshold: the published criterion λ_min < threshold (−0.1 there), instead of the relative one.
+        iterations: the number of Lanczos iterations.
+        direction: ``"curvature"`` is the method. The others are controls with the same candidates at the same times:
             ``"random"`` directions, ``"duplicate"`` (η = 0), and ``"none"``, which only restarts the learning rate.
+
+    Examples:
+        >>> Splitting(rounds=3).last_round
+        0.75
     """
 
     rounds: int = 2
@@ -128,21 +168,21 @@ class Splitting:
 
 @dataclass(frozen=True)
 class Split:
-    """The candidates after a round of splitting, and how it went."""
+    """The candidates after a round of splitting, and how the round went."""
 
     x: Tensor
     multipliers: Tensor
     labels: Tensor | None
     chosen: Tensor
-    """Indices, among the candidates before, of those that split; empty where all are stable."""
+    """The indices of the candidates that split. Empty if all are stable."""
     parents: Tensor
-    """(k',) index of each candidate's parent among the candidates before; its own place if it did not split."""
+    """(k',) the index of each candidate's parent before the round. Its own index if it did not split."""
     eta: float
     eigenvalues: Tensor
-    """(k,) λ_min(S(x_i)) of every candidate before."""
+    """(k,) λ_min(S(x_i)) of every candidate before the round."""
     before: float
     after: float
-    """The full objective with the off-spring at η = 0 and at η."""
+    """The full objective at η. ``before`` is the same at η = 0."""
 
 
 def apply(
@@ -176,10 +216,28 @@ def split(
     full: Callable[[Tensor, Tensor, Tensor | None], Tensor] | None = None,
     generator: torch.Generator | None = None,
 ) -> Split:
-    """Phase II: one round of splitting under the policy; nothing is chosen where the candidates are stable.
+    """Run one round of splitting (Phase II). If the candidates are stable, none is chosen.
 
-    The step η is common to all that split and found by a line search over ``full``, the objective with its priors
-    (L alone by default). A split along curvature for which no η lowers it does not take place.
+    The step η is the same for all that split. A line search over ``full`` finds it. If no η lowers ``full``, a split
+    along curvature does not take place.
+
+    Args:
+        objective: the method.
+        x: the candidates, (k, *image_shape).
+        multipliers: their multipliers.
+        labels: their labels, or None.
+        policy: which candidates split, and how.
+        full: the objective with its priors. None is L alone.
+        generator: for random directions.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> _ = torch.manual_seed(0)
+        >>> objective = pal.KKT(pal.networks.MLP(4, hidden=(8,)), sharpness=10.0)
+        >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+        >>> after = pal.splitting.split(objective, x, λ, y, pal.Splitting())
+        >>> len(after.x) == 3 + len(after.chosen)
+        True
     """
     full = full or objective.loss
     eigenvalues, vectors = min_eigenpairs(objective, x, multipliers, labels, iterations=policy.iterations)

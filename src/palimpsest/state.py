@@ -13,7 +13,6 @@ from torch import Tensor
 from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_positive, require
 from palimpsest.errors import CheckpointError
 from palimpsest.optimisers import Moments
-from palimpsest.storage import load_tensors, save_tensors
 
 CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
@@ -62,6 +61,8 @@ class State:
         return self.lineage[self.ids]
 
     def save(self, path: Path | str, fingerprint: str) -> None:
+        from palimpsest.storage import save_tensors
+
         tensors = {
             "x": self.x,
             "multipliers": self.multipliers,
@@ -76,6 +77,8 @@ class State:
 
     @classmethod
     def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
+        from palimpsest.storage import load_tensors
+
         tensors, description = load_tensors(path)
         if description.get("fingerprint") != fingerprint:
             raise CheckpointError(

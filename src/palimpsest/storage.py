@@ -139,16 +139,46 @@ def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, own
 def save_tensors(
     path: Path | str, tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, owner: str = ""
 ) -> None:
-    """Tensors and a JSON description in one safetensors file, atomically."""
+    """Write tensors and a JSON description into one safetensors file, with a checksum.
+
+    The file is written atomically: readers see the old file or the new one.
+
+    Args:
+        path: the file.
+        tensors: the tensors by name.
+        description: anything that JSON can hold.
+        owner: the run that the file belongs to.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
+        >>> save_tensors(path, {"x": torch.ones(2)}, {"what": "an example"})
+        >>> tensors, description = load_tensors(path)
+        >>> tensors["x"].tolist(), description["what"]
+        ([1.0, 1.0], 'an example')
+    """
     write_atomically(path, packed(tensors, description, owner=owner))
 
 
 def load_tensors(
     path: Path | str, *, owner: str | None = None, remedy: str = MAKE_AGAIN
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote for this owner (any owner, if None); anything else is refused.
+    """Read a file that `save_tensors` wrote: the tensors and the description. Any other or damaged file is refused.
 
-    Nothing in the file is ever executed.
+    Nothing in the file is executed.
+
+    Args:
+        path: the file.
+        owner: the run that the file must belong to. None accepts any.
+        remedy: the advice in error messages.
+
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
+        >>> save_tensors(path, {"x": torch.ones(2)}, {"what": "an example"})
+        >>> tensors, description = load_tensors(path)
+        >>> tensors["x"].tolist(), description["what"]
+        ([1.0, 1.0], 'an example')
     """
     try:
         with open_regular(path) as file:

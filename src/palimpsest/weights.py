@@ -36,21 +36,22 @@ class Found:
 
 
 def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
-    """The tensors of a ``.safetensors`` file, or of a state dict saved by ``torch.save`` (``.pt``, ``.pth``, ``.bin``).
+    """Read the tensors of a ``.safetensors`` file, or of a state dict that ``torch.save`` wrote.
 
-    A checkpoint may hold the state dict among other things: under "state_dict", "model_state_dict" or "model", or as
-    its only state dict. Names lose the prefixes of wrappers ("module.", "_orig_mod.") where all have them. Half
-    precision becomes single precision; buffers of whole numbers stay as they are.
+    Nothing in the file is executed. A checkpoint may hold the state dict under "state_dict", "model_state_dict" or
+    "model", or as its only state dict. The prefixes of wrappers ("module.", "_orig_mod.") are removed if all names have
+    them. Half precision becomes single precision. Buffers of whole numbers do not change.
 
     Args:
         path: the file.
-        key: where in the file the weights are, for example ``"ema.state_dict"``; found by itself if unambiguous.
+        key: the entry that holds the weights, for example ``"ema.state_dict"``. A single entry is found without it.
 
-    >>> import tempfile
-    >>> path = Path(tempfile.mkdtemp()) / "net.pt"
-    >>> torch.save({"epoch": 3, "state_dict": {"module.weight": torch.ones(2, 3).half()}}, path)
-    >>> {name: (t.dtype, tuple(t.shape)) for name, t in load(path).items()}
-    {'weight': (torch.float32, (2, 3))}
+    Examples:
+        >>> import tempfile
+        >>> path = Path(tempfile.mkdtemp()) / "net.pt"
+        >>> torch.save({"epoch": 3, "state_dict": {"module.weight": torch.ones(2, 3).half()}}, path)
+        >>> {name: (t.dtype, tuple(t.shape)) for name, t in load(path).items()}
+        {'weight': (torch.float32, (2, 3))}
     """
     return find(path, key).tensors
 
@@ -74,10 +75,21 @@ def find(source: Path | str | Mapping, key: str | None = None) -> Found:
 
 
 def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "the weights") -> None:
-    """Put weights into a network that must have exactly these names, shapes and kinds of number, all of them finite.
+    """Put weights into a network. Names, shapes and kinds of number must fit, and all numbers must be finite.
 
-    A prefix that all given names have is dropped if the names then fit. Of parameters that the network shares between
-    layers, one name is enough.
+    A prefix that all given names share is removed if the names then fit. If layers share a parameter, one of its names
+    is enough.
+
+    Args:
+        model: the network. It is changed.
+        weights: the weights, for example from `load`.
+        what: the subject of error messages.
+
+    Examples:
+        >>> layer = nn.Linear(2, 1)
+        >>> fit_into(layer, {"model.weight": torch.ones(1, 2), "model.bias": torch.zeros(1)})
+        >>> layer.weight.tolist()
+        [[1.0, 1.0]]
     """
     own = model.state_dict()
     if lazy := [name for name, t in own.items() if is_lazy(t)]:

@@ -105,32 +105,32 @@ class Options:
 
 @dataclass(frozen=True)
 class Audit:
-    """What an audit found."""
+    """The result of an audit."""
 
     verdict: AuditVerdict
-    """The headline: it folds in everything below."""
+    """The headline. It takes everything below into account."""
     preflight: Preflight
     plan: Plan
     ranking: Ranking
-    """Distinct candidates, the likeliest first, in the space the network sees."""
+    """Distinct candidates, the most likely first, as the network sees images."""
     negative: Ranking | None
     positive: PositiveControl | None
-    """A control that holds public images, read with the same effort."""
+    """A control network that was trained on public images, read with the same effort."""
     score: Score | None
     """The candidates scored against the training images, if these were given."""
     floor: float | None
-    """Share of the target that the training images leave unexplained, if they were given."""
+    """The share of the target that the training images leave unexplained. None without training images."""
     accuracy: float | None
     """Share of the training images that the network classifies correctly, if they were given."""
     samples: int | None
     """Number of training images, as given or as counted."""
     finished: bool
-    """Whether time sufficed for everything that was planned."""
+    """Whether there was time for everything that was planned."""
     report: Path
 
     @property
     def compared(self) -> bool:
-        """Whether training images and enough held-out images were given: then that comparison decides."""
+        """Whether training images and enough held-out images were given. Their comparison then decides."""
         return self.score is not None and self.score.verdict.outcome is not Outcome.NO_VERDICT
 
     @property
@@ -156,18 +156,37 @@ def audit(
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
+    The audit writes ``audit.json`` and ``report.html`` into the run folder. After an interruption, the same call
+    continues.
+
     Args:
-        network: a function that makes the network, or where to find one: ``"package.module:factory"`` or
-            ``"path/to/file.py:factory"``. It is called without arguments, several times; ``lambda: model`` will do.
-        weights: the trained weights, a state dict or a file of one.
-        image_shape: channels, height and width of what the network sees.
-        out: the run folder. If it holds this audit unfinished, the audit goes on where it stopped.
-        initial: the weights before training, if known; far more can be read with them.
-        truth: the training images, if at hand; only scores and the floor look at them.
-        key, initial_key: which entries of the two files hold the weights, for example ``"ema.state_dict"``; an entry
-            that is the only one, or has a usual name, is found without.
+        network: a function that makes the network, or its place: ``"package.module:function"`` or
+            ``"path/to/file.py:function"``. It is called several times without arguments. ``lambda: model`` also works.
+        weights: the trained weights, a state dict or a file that holds one.
+        image_shape: channels, height and width of the network's input.
+        out: the run folder. If it holds this audit unfinished, the audit continues there.
+        initial: the weights before training, if known. Far more can be read with them.
+        truth: the training images, if you have them. Only the scores and the floor use them.
+        key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
+            and single entries, are found without it.
+        initial_key: the same for the file of the initial weights.
         device: where to compute.
-        **options: see :class:`Options`.
+        **options: the fields of `pal.auditing.Options`, for example ``minutes=30``.
+
+    Returns:
+        The verdict, the candidates in order of probability, and everything behind them.
+
+    Examples:
+        >>> import palimpsest as pal, tempfile
+        >>> _ = torch.manual_seed(0)
+        >>> def make():
+        ...     return pal.networks.MLP((1, 8, 8), hidden=(20,))
+        >>> data = pal.datasets.load("digits", per_class=2, seed=0)
+        >>> fit = pal.train(make(), data.train.images - 0.5, data.train.labels, steps=50)
+        >>> found = pal.audit(make, fit.model.state_dict(), initial=fit.initial, image_shape=(1, 8, 8),
+        ...                   out=tempfile.mkdtemp() + "/audit", steps=5, restarts=2, tangents=1, controls=False)
+        >>> found.preflight.samples, found.report.name
+        (4, 'report.html')
     """
     began = time.monotonic()
     if unknown := [name for name in options if name not in {field.name for field in fields(Options)}]:

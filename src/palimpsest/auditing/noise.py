@@ -16,7 +16,7 @@ from palimpsest.reconstruction import reconstruct
 
 @dataclass(frozen=True)
 class Recovery:
-    """What could be read at one level of noise: the verdict's count, the mean SSIM, and the accuracy that was left."""
+    """The result at one level of noise: number of recovered images, mean SSIM, and remaining accuracy."""
 
     level: float
     recovered: int
@@ -55,14 +55,30 @@ def recovery_under_noise(
     seed: int = 0,
     **settings: Any,
 ) -> list[Recovery]:
-    """Read a network's weights (NTK method) after adding more and more noise, and score each time against the truth.
+    """Add more and more noise to the weights, read them by the NTK method, and score each result.
 
     Args:
-        model: the trained network, with one output; it stays as it is.
+        model: the trained network, with one output. Its weights are the same afterwards.
         initial: its weights before training.
         truth: training and held-out images.
-        levels: of the noise, relative to what training changed in each tensor.
-        candidates, steps, **settings: see :func:`palimpsest.reconstruct`; twice as many candidates as images.
+        levels: the levels of noise, relative to the change of each tensor during training.
+        candidates: the number of candidates. None is twice the number of images.
+        steps: the number of gradient steps at each level.
+        seed: the seed of the noise and of the candidates.
+        **settings: further arguments of `pal.reconstruct`.
+
+    Returns:
+        For each level: ``level``, ``recovered``, ``ssim`` and ``accuracy``.
+
+    Examples:
+        >>> import palimpsest as pal
+        >>> data = pal.datasets.load("digits", per_class=2, seed=0)
+        >>> _ = torch.manual_seed(0)
+        >>> fit = pal.train(pal.networks.MLP((1, 8, 8), (20,)), data.train.images - 0.5, data.train.labels, steps=50)
+        >>> truth = Truth(data.train.images, (data.train.labels > 0).long(), data.held_out.images, mean=0.5)
+        >>> found = recovery_under_noise(fit.model, fit.initial, truth, levels=(0.0, 1.0), steps=5, progress=False)
+        >>> [each.level for each in found]
+        [0.0, 1.0]
     """
     final = {name: θ.detach().clone() for name, θ in model.state_dict().items()}
     found = []

@@ -26,40 +26,40 @@ SIZEABLE = 0.01  # of the largest singular value: what a reconstruction can make
 
 @dataclass(frozen=True)
 class Preflight:
-    """What is known before reading; None where it cannot be known."""
+    """The facts that are known before anything is reconstructed. None means unknown."""
 
     parameters: int
-    """Trained parameters: the number of equations."""
+    """The number of trained parameters, which is the number of equations."""
     pixels: int
-    """Unknowns of one image."""
+    """The number of unknowns of one image."""
     outputs: int
     related: bool | None
-    """Whether the initial weights given belong to this training."""
+    """Whether the initial weights belong to this training."""
     correlation: float | None
-    """Of initial and final weights, over all weight matrices."""
+    """The correlation of initial and final weights, over all weight matrices."""
     moved: float | None
     """‖θ − θ_0‖ / ‖θ_0‖."""
     samples: int | None
-    """Number of training images, where the first layer's change shows it."""
+    """The number of training images, if the change of the first layer shows it."""
     span_reason: str
     bound: int | None
-    """How many directions of image space the first layer speaks of: a bound on what any method can read there."""
+    """The number of directions of image space in the first layer. No method can read more images there."""
     beyond_noise: float | None
-    """Share of the first layer's energy that stands out of the noise of an initialisation."""
+    """The share of the first layer's energy that exceeds the noise of an initialisation."""
     still_units: int
-    """Units of all layers that training left exactly where they were; whose weights are zero, where that is unknown."""
+    """The number of units that training did not change. If that is unknown, the number with zero weights."""
     units: int
     method: Method
     why: str
 
     @property
     def images_determined(self) -> int:
-        """How many images the equations could determine by count alone."""
+        """The number of images that the equations could determine, by count alone."""
         return self.parameters // (self.pixels + 1)
 
     @property
     def warning(self) -> str:
-        """What is likely a mistake of whoever gave the files, or nothing."""
+        """A likely mistake in the given files, or the empty string."""
         return NEVER_MOVED if self.moved == 0 else ""
 
     def to_json(self) -> dict[str, Any]:
@@ -77,7 +77,21 @@ def check_method(subject: Subject, method: Method | None) -> None:
 
 
 def preflight(subject: Subject, *, method: Method | None = None, weight_decay: bool = False) -> Preflight:
-    """Examine a network. Nothing is optimised here: seconds at most."""
+    """Examine a network before the audit reads it. This takes seconds at most.
+
+    Args:
+        subject: the network and its weights, from `pal.auditing.subject`.
+        method: ``"ntk"``, ``"kkt"``, ``"kkt-signed"`` or ``"multiclass"``. None chooses one.
+        weight_decay: whether training used weight decay.
+
+    Examples:
+        >>> from palimpsest.auditing.subject import subject
+        >>> from palimpsest.networks import MLP
+        >>> examined = subject(lambda: MLP((1, 4, 4), (3,)), MLP((1, 4, 4), (3,)).state_dict(), image_shape=(1, 4, 4))
+        >>> found = preflight(examined)
+        >>> found.method, found.parameters, found.pixels
+        ('kkt', 54, 16)
+    """
     for remark in subject.remarks:
         note(remark)
     θ = parameters_of(subject.model)

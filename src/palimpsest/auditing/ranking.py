@@ -50,7 +50,7 @@ def _nines(share: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Ranking:
-    """Distinct candidates from the most to the least likely, each with its probability of being a training image."""
+    """Distinct candidates, the most likely first, each with its probability of being a training image."""
 
     images: Tensor
     probability: Tensor

@@ -26,16 +26,16 @@ PROBE_SHARPNESS = 10.0  # any will do: a network that can be smoothed at one sha
 
 @dataclass(frozen=True)
 class Subject:
-    """A trained network in evaluation mode, its start if known, and the shape of what it sees."""
+    """A trained network in evaluation mode, its initial weights if known, and the shape of its input."""
 
     model: nn.Module
     initial: dict[str, Tensor] | None
     image_shape: tuple[int, ...]
     outputs: int
     fresh: Factory
-    """Another network of the same kind, newly initialised: the material of controls."""
+    """Makes another network of the same kind, newly initialised, for controls."""
     remarks: tuple[str, ...] = ()
-    """What a user should know about how the network and its weights were read."""
+    """Remarks on how the network and its weights were read."""
 
 
 def subject(
@@ -47,7 +47,24 @@ def subject(
     key: str | None = None,
     initial_key: str | None = None,
 ) -> Subject:
-    """The network with its weights, refused by the layer's name if no method can differentiate it."""
+    """Load weights into the network that is to be audited.
+
+    A network that cannot be differentiated twice is refused, with the name of the layer.
+
+    Args:
+        network: a function that makes the network, or its place, as for `pal.audit`.
+        trained: the trained weights, a state dict or a file that holds one.
+        initial: the weights before training, if known.
+        image_shape: channels, height and width of the network's input.
+        key: the entry of the file that holds the weights.
+        initial_key: the same for the file of the initial weights.
+
+    Examples:
+        >>> from palimpsest.networks import MLP
+        >>> examined = subject(lambda: MLP((1, 4, 4), (3,)), MLP((1, 4, 4), (3,)).state_dict(), image_shape=(1, 4, 4))
+        >>> examined.outputs, examined.initial is None
+        (1, True)
+    """
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise InvalidInputError(f"the shape is {tuple(image_shape)}; give channels, height and width, such as 1,28,28")
     if isinstance(network, nn.Module):

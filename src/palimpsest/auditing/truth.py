@@ -19,9 +19,20 @@ from palimpsest.storage import open_regular
 
 @dataclass(frozen=True)
 class Truth:
-    """Training images (n, C, H, W) in [0, 1], their classes 0…, and others that were held out.
+    """The training images (n, C, H, W) in [0, 1], their classes 0…C−1, and images that were held out.
 
     The network saw (images − mean) / std.
+
+    Args:
+        images: the training images.
+        labels: (n,) their classes.
+        held_out: images of the same kind that were not trained on. The verdict of a comparison needs them.
+        mean: the number or image that was subtracted before training.
+        std: the number or image that was divided by.
+
+    Examples:
+        >>> Truth(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]), mean=0.5, std=0.25).seen.unique()
+        tensor([2.])
     """
 
     images: Tensor

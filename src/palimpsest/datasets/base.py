@@ -20,14 +20,14 @@ ENVIRONMENT = "PALIMPSEST_DATA"
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a data set has to offer, before sampling.
+    """All images of a dataset, before sampling.
 
     Args:
-        images: ``(N, C, H, W)``, either bytes or floating point numbers in [0, 1].
+        images: ``(N, C, H, W)``, either bytes or floating-point numbers in [0, 1].
         labels: ``(N,)``, the class of each image, 0…C−1.
         classes: the name of each class.
-        positive: the classes that are +1 in the two-class task; None if there is no natural one.
-        sides: names of the two sides of that task, −1 first.
+        positive: the classes that are +1 in the two-class task, or None if there is no natural two-class task.
+        sides: the names of the two sides of that task, −1 first.
     """
 
     images: np.ndarray
@@ -57,15 +57,15 @@ class Split:
 
 @dataclass(frozen=True)
 class DataSet:
-    """Training images, held-out images of the same kind, and the mean that is subtracted before training.
+    """Training images, held-out images of the same kind, and the mean to subtract before training.
 
     Args:
-        name: what was loaded.
+        name: the name that was loaded.
         train: the images to train on.
-        held_out: images of the same classes, none of which equals a training image.
-        mean: ``(C, H, W)``, the mean over training *and* held-out images. A mean over the training images
-            alone would contain a trace of each of them, and of no held-out image, before any training.
-        classes: names of the labels; for ±1 the name of −1 comes first.
+        held_out: images of the same classes. None of them equals a training image.
+        mean: ``(C, H, W)``, the mean over training *and* held-out images. A mean over the training images alone would
+            contain a trace of each of them.
+        classes: the names of the labels. For ±1, the name of −1 is first.
     """
 
     name: str
@@ -87,7 +87,21 @@ SOURCES: dict[str, Callable[[Path | None], Source]] = {}
 
 
 def register(name: str) -> Callable[[Callable[[Path | None], Source]], Callable[[Path | None], Source]]:
-    """Make a function from a data folder (or None) to a `Source` known to `load` under a name."""
+    """Register a function that reads a dataset, so that `load` finds it under a name.
+
+    The function takes a data folder, or None, and returns a `Source`.
+
+    Args:
+        name: the name for `load`.
+
+    Examples:
+        >>> @register("noise")
+        ... def noise(root):
+        ...     return Source(np.random.rand(8, 1, 4, 4), np.arange(8) % 2, ("a", "b"))
+        >>> load("noise", per_class=1, task="classes").image_shape
+        (1, 4, 4)
+        >>> _ = SOURCES.pop("noise")
+    """
 
     def add(read: Callable[[Path | None], Source]) -> Callable[[Path | None], Source]:
         SOURCES[name] = read
@@ -97,10 +111,11 @@ def register(name: str) -> Callable[[Callable[[Path | None], Source]], Callable[
 
 
 def names() -> tuple[str, ...]:
-    """The data sets that `load` knows by name.
+    """The datasets that `load` knows by name.
 
-    >>> names()
-    ('cifar10', 'cifar10-test', 'digits', 'faces', 'mnist')
+    Examples:
+        >>> names()
+        ('cifar10', 'cifar10-test', 'digits', 'faces', 'mnist')
     """
     return tuple(sorted(SOURCES))
 
@@ -115,25 +130,25 @@ def load(
     data_root: str | Path | None = None,
     apart_from: Sequence[int] = (),
 ) -> DataSet:
-    """A balanced sample to train on and a held-out one, disjoint also in what the images show.
+    """Draw a balanced sample of training images and a separate sample of held-out images.
 
     Args:
-        name: one of `names`, a folder with one sub-folder of PNG or JPEG images per class, or an ``.npz``
-            file with the arrays ``images`` and ``labels``.
-        per_class: how many training images of each class.
-        held_out_per_class: how many held-out images of each class; as many as training images unless given.
+        name: one of `names`, a folder with one sub-folder of PNG or JPEG images per class, or an ``.npz`` file with the
+            arrays ``images`` and ``labels``.
+        per_class: the number of training images of each class.
+        held_out_per_class: the number of held-out images of each class. None is the number of training images.
         seed: the same seed gives the same images.
-        task: ``"binary"`` for labels ±1, ``"classes"`` for 0…C−1; binary where it has a meaning unless given.
-        data_root: folder with the official files of ``mnist``, ``cifar10`` and ``cifar10-test``, or else the
-            environment variable PALIMPSEST_DATA; without either they are downloaded once and kept.
-        apart_from: seeds whose images, trained on or held out, are left out: what was tuned on the images of
-            one seed can then be reported on those of others.
+        task: ``"binary"`` for labels ±1, ``"classes"`` for 0…C−1. None is binary if the dataset has a two-class task.
+        data_root: the folder with the official files of ``mnist``, ``cifar10`` and ``cifar10-test``. None uses the
+            environment variable PALIMPSEST_DATA. Without either, the files are downloaded once and kept.
+        apart_from: seeds whose images are left out. Use it to tune on some images and report on others.
 
-    >>> data = load("digits", per_class=5, held_out_per_class=8)
-    >>> data.image_shape, len(data.train), len(data.held_out), data.classes
-    ((1, 8, 8), 10, 16, ('even', 'odd'))
-    >>> data.train.labels.tolist()
-    [-1, -1, -1, -1, -1, 1, 1, 1, 1, 1]
+    Examples:
+        >>> data = load("digits", per_class=5, held_out_per_class=8)
+        >>> data.image_shape, len(data.train), len(data.held_out), data.classes
+        ((1, 8, 8), 10, 16, ('even', 'odd'))
+        >>> data.train.labels.tolist()
+        [-1, -1, -1, -1, -1, 1, 1, 1, 1, 1]
     """
     held_out_per_class = per_class if held_out_per_class is None else held_out_per_class
     if per_class < 1 or held_out_per_class < 1:

@@ -29,16 +29,18 @@ __all__ = ["MODES", "Execution", "Executor", "Mode", "Program", "Tensors"]
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """How the steps of a run are carried out; what they compute is the same, up to rounding.
+    """How the steps of a run are carried out. The result is the same up to rounding.
 
     Args:
-        mode: ``"eager"``; ``"compiled"``, on CUDA the elementwise work fused, on a CPU the whole step compiled for the
-            present number of candidates; ``"graph"``, a CUDA graph, which needs no launches from the host;
-            ``"compiled-graph"``, both. ``"auto"`` takes a graph on CUDA and eager on CPUs, and compiles for long runs;
-            where that turns out to be impossible it goes on eagerly.
-        memory: gigabytes that the intermediate results of a step may take, by default half of what is free. Where all
-            candidates together would take more they are worked on in chunks, to the same result.
-        tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa; float64 is never rounded.
+        mode: ``"eager"``, ``"compiled"``, ``"graph"`` (a CUDA graph), ``"compiled-graph"`` or ``"auto"``. Automatic
+            means a graph on CUDA, eager on a CPU, and compilation for long runs. If that fails, the run is eager.
+        memory: gigabytes for the intermediate results of a step. None is half of the free memory. Candidates that need
+            more are processed in chunks, with the same result.
+        tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa. float64 is never rounded.
+
+    Examples:
+        >>> Execution(mode="eager", memory=2.0)
+        Execution(mode='eager', memory=2.0, tf32=True)
     """
 
     mode: Mode = "auto"

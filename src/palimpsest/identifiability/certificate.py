@@ -13,7 +13,7 @@ from palimpsest.networks import PolynomialNetwork
 
 
 class Verdict(StrEnum):
-    """The answer in words; every value but the first comes with what is open or the reason."""
+    """The answer in words. Every value except the first comes with a condition or a reason."""
 
     IDENTIFIED = "identified"
     UP_TO = "identified up to"
@@ -49,7 +49,19 @@ class Margins:
 
 
 def margins(network: PolynomialNetwork, samples: Tensor, weights: Tensor) -> Margins:
-    """Outputs, scale, labels and dual feasibility of recovered samples under the network itself."""
+    """Outputs, scale, labels and dual feasibility of recovered samples under the network itself.
+
+    Args:
+        network: the network that the samples were recovered from.
+        samples: x_i, (n, d).
+        weights: b_i, (n,).
+
+    Examples:
+        >>> from palimpsest.identifiability import stationary_network
+        >>> x, b = torch.eye(3, dtype=torch.float64), torch.ones(3, dtype=torch.float64)
+        >>> margins(stationary_network(x, b), x, b).dual_feasible
+        True
+    """
     with torch.no_grad():
         outputs = copy.deepcopy(network).double()(samples.double())[:, 0]
     size = outputs.abs()

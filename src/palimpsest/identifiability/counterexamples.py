@@ -23,14 +23,14 @@ from palimpsest.networks import PolynomialNetwork
 
 @dataclass(frozen=True)
 class Counterexample:
-    """Another data set with the same stationarity system.
+    """Another dataset with the same stationarity system.
 
     Attributes:
         samples: x'_i, (n', d), with n' = n or n + 1.
         weights: b'_i, (n',), of the same signs.
-        residual: largest violation of the system, relative to the largest parameter.
-        distance: of the direction of a new sample from those of all true ones, for the farthest of them.
-        dimension: of the family of solutions around the true data, to first order; 0 if a sample was added.
+        residual: the largest violation of the system, relative to the largest parameter.
+        distance: the distance between the direction of a new sample and those of all true ones, for the farthest.
+        dimension: dimension of the family of solutions around the true data, to first order; 0 if a sample was added.
     """
 
     samples: Tensor
@@ -49,18 +49,26 @@ def counterexample(
     distance: float = 0.05,
     seed: int = 0,
 ) -> Counterexample:
-    """Construct a data set ``distance`` away from the samples that satisfies the same system to 1e-12.
+    """Construct a dataset ``distance`` away from the samples that satisfies the same system to 1e-12.
 
     Args:
-        network: without bias and with a monomial activation of any degree α ≥ 1, stationary for the samples.
+        network: a network without bias and with a monomial activation of degree α ≥ 1, stationary for the samples.
         samples: the active samples x_i, (n, d).
         weights: b_i = λ_i y_i, (n,), none of them zero.
-        margins: whether to keep y_i Φ(x_i) = 1 too. Without, the weights b_i are kept instead.
-        distance: between the directions of the sample that moves most, as unit vectors.
-        seed: of the random directions.
+        margins: whether to keep y_i Φ(x_i) = 1 too. Without it, the weights b_i are kept instead.
+        distance: the distance between the directions of the sample that moves most, as unit vectors.
+        seed: the seed of the random directions.
 
     Raises:
-        NoCounterexampleError: if none was found; the data may or may not be determined.
+        NoCounterexampleError: if none was found. The data may or may not be determined.
+
+    Examples:
+        >>> from palimpsest.identifiability import max_margin
+        >>> x, y = torch.eye(3, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
+        >>> found = max_margin(x, y, neurons=8)
+        >>> other = counterexample(found.network, x, found.multipliers * y)
+        >>> other.residual < 1e-12
+        True
     """
     if network.b is not None or any(network.coefficients[:-1]):
         raise InvalidInputError("only monomial activations without bias are covered; give such a network")

@@ -53,12 +53,24 @@ class MaxMargin:
 
 
 def max_margin(samples: Tensor, labels: Tensor, *, degree: int = 3, neurons: int = 20, seed: int = 0) -> MaxMargin:
-    """A stationary point of the max-margin problem by descent from a random start; see ``is_minimum``.
+    """Find a stationary point of the max-margin problem by descent from a random start.
 
-    >>> x = torch.eye(3, dtype=torch.float64)
-    >>> found = max_margin(x, torch.tensor([1.0, -1.0, 1.0]), neurons=8)
-    >>> found.residual < 1e-12, found.is_minimum, len(found.network.a) <= int(found.active.sum())
-    (True, True, True)
+        min_θ ½‖θ‖²   subject to   y_i Φ(θ; x_i) ≥ 1
+
+    ``is_minimum`` of the result says whether it is a strict local minimum.
+
+    Args:
+        samples: x_i, (n, d).
+        labels: y_i, ±1.
+        degree: α of the activation.
+        neurons: the number of neurons at the start, at least n.
+        seed: the seed of the start.
+
+    Examples:
+        >>> x = torch.eye(3, dtype=torch.float64)
+        >>> found = max_margin(x, torch.tensor([1.0, -1.0, 1.0]), neurons=8)
+        >>> found.residual < 1e-12, found.is_minimum, len(found.network.a) <= int(found.active.sum())
+        (True, True, True)
     """
     check_degree(degree, least=1)
     x, y = (torch.as_tensor(t).detach().double() for t in (samples, labels))

@@ -36,14 +36,14 @@ RETRY_LIMIT = 400
 
 @dataclass(frozen=True)
 class Identification:
-    """Recovered samples, and what vouches for them.
+    """The recovered samples and their certificate.
 
     Attributes:
-        samples: x_i, (n, d); only those that are determined. Without a bias the sign is chosen to make the
-            coordinates sum to a positive number, and the norm is 1 or the one given.
+        samples: x_i, (n, d), only those that are determined. Without a bias, the sign is chosen so that the coordinates
+            sum to a positive number, and the norm is 1 or the one given.
         weights: b_i, (n,).
         certificate: the verdict and its evidence.
-        subspace: orthonormal basis (d, r) of the part of the span of the active samples that is determined.
+        subspace: orthonormal basis (d, r) of the determined part of the span of the active samples.
     """
 
     samples: Tensor
@@ -64,28 +64,31 @@ def identify(
     network: PolynomialNetwork | None = None,
     seed: int = 0,
 ) -> Identification:
-    """Recover x_i and b_i from values[j] = f(points[j]), f(w) = Σ_i b_i (x_i·w)^{α−1} x_i, or say why not.
+    """Recover x_i and b_i from values[j] = f(points[j]), or say why this is not possible.
+
+        f(w) = Σ_i b_i (x_i·w)^{α−1} x_i
 
     Args:
         points: w_j, (m, d).
         values: f(w_j), (m, d), or the scalars p(w_j) = w_j·f(w_j), (m,).
         degree: α, at least 3.
-        bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm,
-            and is not part of the returned samples.
-        norm: the common norm of the samples, where it is known.
-        count: the number of active samples, where it is known. Without it the verdict is conditional: the
-            answer is the only data set of at most its own size, but α samples in one plane can imitate two.
-        noise: standard deviation of the error of the values, relative to their root mean square. By default
-            the values are taken to be as accurate as their floating-point type. If they turn out not to be,
-            up to 1e-3 is tried, and the verdict depends on the misfit being noise.
-        network: the stationary point the values came from, to compare margins, scale and labels.
-        seed: of the random slices.
+        bias: whether the last coordinate of every sample is the constant 1 of a bias. It fixes sign and norm. The
+            returned samples do not contain it.
+        norm: the common norm of the samples, if known.
+        count: the number of active samples, if known. Without it the verdict is conditional: the answer is the only
+            dataset of at most its own size, but α samples in one plane can imitate two.
+        noise: the standard deviation of the error of the values, relative to their root mean square. None assumes the
+            accuracy of their floating-point type. If they are less accurate, up to 1e-3 is tried. The verdict then
+            assumes that the misfit is noise.
+        network: the stationary point that the values were taken from, to compare margins, scale and labels.
+        seed: the seed of the random slices.
 
-    >>> x = torch.nn.functional.normalize(torch.randn(4, 5, dtype=torch.float64), dim=1)
-    >>> w = torch.randn(20, 5, dtype=torch.float64)
-    >>> found = identify(w, (w @ x.T) ** 2 @ x, degree=3)
-    >>> bool((found.samples @ x.T).abs().max(0).values.min() > 1 - 1e-12)
-    True
+    Examples:
+        >>> x = torch.nn.functional.normalize(torch.randn(4, 5, dtype=torch.float64), dim=1)
+        >>> w = torch.randn(20, 5, dtype=torch.float64)
+        >>> found = identify(w, (w @ x.T) ** 2 @ x, degree=3)
+        >>> bool((found.samples @ x.T).abs().max(0).values.min() > 1 - 1e-12)
+        True
     """
     problem = Problem.prepare(points, values, degree, bias, norm, count, noise)
     if not problem.values.any():

@@ -24,13 +24,17 @@ Evaluations = tuple[Tensor, Tensor]
 
 
 def from_network(network: PolynomialNetwork) -> Evaluations:
-    """f(W_j) = W_j/(α a_j), true at a stationary point θ = Σ_i λ_i y_i ∇_θ Φ(θ; x_i) of the margin problem.
+    """Points and values for `identify` from a stationary point of the margin problem: f(W_j) = W_j/(α a_j).
 
-    Nothing here can tell whether the network is stationary: the certificate's misfit does.
+    The certificate's misfit shows whether the network is stationary. This function does not check it.
 
-    >>> points, values = from_network(PolynomialNetwork(3, 10, activation=3))
-    >>> points.shape, values.shape
-    (torch.Size([10, 3]), torch.Size([10, 3]))
+    Args:
+        network: the trained network.
+
+    Examples:
+        >>> points, values = from_network(PolynomialNetwork(3, 10, activation=3))
+        >>> points.shape, values.shape
+        (torch.Size([10, 3]), torch.Size([10, 3]))
     """
     w, a = _lifted(network, _parameters(network)), _head(network)
     alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
@@ -39,21 +43,43 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
 
 
 def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) -> Evaluations:
-    """f(W_j) = ∇_{W_j}L/(α a_j) from one batch gradient, keyed as ``network.named_parameters()``.
+    """Points and values for `identify` from one batch gradient: f(W_j) = ∇_{W_j}L/(α a_j).
 
-    The weights of the samples are b_i = ∂L/∂Φ(x_i). As f is homogeneous, the evaluation at W_j may as well be
-    stated at a multiple of W_j: the one chosen leaves the gradient undivided, so that small a_j do not
-    magnify its errors.
+    The weights of the samples are b_i = ∂L/∂Φ(x_i). The evaluations are stated at multiples of W_j that leave the
+    gradient undivided, so that small a_j do not magnify its errors.
+
+    Args:
+        network: the network at which the gradient was taken.
+        gradient: the gradient, keyed like ``network.named_parameters()``.
+
+    Examples:
+        >>> net = PolynomialNetwork(3, 10, activation=3)
+        >>> net(torch.randn(4, 3)).sum().backward()
+        >>> points, values = from_gradient(net, {name: p.grad for name, p in net.named_parameters()})
+        >>> points.shape, values.shape
+        (torch.Size([10, 3]), torch.Size([10, 3]))
     """
     return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
 
 
 def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float | None = None) -> Evaluations:
-    """f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j), with W_j and a_j at a fraction of the way from start to end.
+    """Points and values for `identify` from the change of the weights: f(W_j) ≈ (W_j(1) − W_j(0))/(α a_j).
 
-    The error is of first order in the relative movement of the parameters, and smallest at the place where
-    gradients were taken on average: half-way after many small steps, (k−1)/2k of the way after k of them. By
-    default that place is found from the parameters themselves.
+    W_j and a_j are taken between start and end. The error is of first order in the relative movement of the parameters.
+    It is smallest at the average place of the gradients: half-way after many small steps, (k−1)/2k of the way after k.
+
+    Args:
+        initial: the network before training.
+        final: the network after training.
+        at: the fraction of the way from start to end. None finds it from the parameters.
+
+    Examples:
+        >>> start = PolynomialNetwork(3, 10, activation=3)
+        >>> end = copy.deepcopy(start)
+        >>> end(torch.randn(4, 3)).sum().backward()
+        >>> torch.optim.SGD(end.parameters(), lr=1e-3).step()
+        >>> from_lazy_training(start, end)[0].shape
+        torch.Size([10, 3])
     """
     start, end = _states(initial, final)
     at = _place_of_gradients(initial, final, start, end) if at is None else at
@@ -77,9 +103,21 @@ def _place_of_gradients(initial: PolynomialNetwork, final: PolynomialNetwork, st
 
 
 def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> Evaluations:
-    """p(W_j) = a_j − a_j(0): any number of (S)GD steps on the head alone, without weight decay.
+    """Points and values for `identify` after training the head alone, without weight decay: p(W_j) = a_j − a_j(0).
 
-    Each step adds to a_j a multiple of σ(W_j·x_i) per sample, and W_j never moves, so the sum is exact.
+    Each step of (S)GD adds to a_j a multiple of σ(W_j·x_i) for each sample. W_j never moves, so the sum is exact.
+
+    Args:
+        initial: the network before training.
+        final: the network after training.
+
+    Examples:
+        >>> start = PolynomialNetwork(3, 10, activation=3)
+        >>> end = copy.deepcopy(start)
+        >>> end(torch.randn(4, 3)).sum().backward()
+        >>> torch.optim.SGD([end.a], lr=1e-3).step()
+        >>> from_head_training(start, end)[1].shape
+        torch.Size([10])
     """
     w, same = _states(initial, final)
     if not torch.equal(w, same):

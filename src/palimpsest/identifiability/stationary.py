@@ -47,11 +47,20 @@ def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Te
 
 
 def stationary_network(samples: Tensor, weights: Tensor, degree: int = 3) -> PolynomialNetwork:
-    """A network that is stationary for Σ_i b_i ∇Φ(x_i), with a neuron per eigenvector of T.
+    """Make a network that is stationary for Σ_i b_i ∇Φ(x_i), with one neuron for each eigenvector of T.
 
-    Were the samples orthonormal, the eigenvectors would be Σ_{i∈S} (±) b_i^{−1/(α−2)} x_i over subsets S of
-    samples; nearly orthogonal ones are reached from there. With α = 3 their number 2ⁿ − 1 exceeds N from n =
-    3 on.
+    For orthonormal samples the eigenvectors are Σ_{i∈S} (±) b_i^{−1/(α−2)} x_i over subsets S of the samples. Nearly
+    orthogonal samples are reached from there. With α = 3 their number 2ⁿ − 1 exceeds N from n = 3 on.
+
+    Args:
+        samples: x_i, (n, d).
+        weights: b_i, (n,).
+        degree: α.
+
+    Examples:
+        >>> x = torch.eye(3, dtype=torch.float64)
+        >>> stationary_network(x, torch.ones(3, dtype=torch.float64)).W.shape
+        torch.Size([7, 3])
     """
     check_degree(degree)
     x, b = samples.detach().double(), weights.detach().double()

@@ -72,18 +72,27 @@ def matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Para
 
 
 class Objective(ABC):
-    """L(x, λ) = Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖² and its derivatives.
+    """The loss of a method and its derivatives. Subclass it to add a method.
 
-    A method is a subclass that states its target, its tangent points and, as members, :meth:`scalar`,
-    :attr:`signed` and :attr:`label_kind`; everything else is here.
+        L(x, λ) = Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖²,   f(x) = ∇_θ φ(θ, x, y)
+
+    A subclass states its target, its tangent points and three members: `scalar`, `signed` and `label_kind`.
 
     Args:
-        model: the network; it is copied, put in evaluation mode, and never changed.
-        target: T, keyed like ``model.named_parameters()``; it names the parameters that take part.
-        tangents: the point θ at which f is taken, or a sequence of points with multipliers for each.
-        sharpness: β of the softplus that stands in for every ReLU, or None for the plain network.
-        weights: w_p by parameter name (1 where silent), or ``"auto"``; see :mod:`palimpsest.objectives.weighting`.
-        initial: the initial weights, if known; automatic weights make use of them.
+        model: the network. It is copied and put in evaluation mode.
+        target: T, keyed like ``model.named_parameters()``. It names the parameters that take part.
+        tangents: the point θ at which f is taken, or a sequence of points, each with its own multipliers.
+        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
+        weights: the weight w_p of each parameter in the loss, by name (1 if not named), or ``"auto"``.
+        initial: the initial weights, if known. Automatic weights use them.
+
+    Examples:
+        >>> from palimpsest.networks import MLP
+        >>> from palimpsest.objectives import KKT
+        >>> objective = KKT(MLP(4, hidden=(8,)), signed=True)
+        >>> residual = objective.residual(torch.randn(3, 4), torch.zeros(3))
+        >>> sorted(residual) == sorted(objective.target)
+        True
     """
 
     signed: bool = True
@@ -136,7 +145,7 @@ class Objective(ABC):
     # --- the loss and its derivatives ------------------------------------------------------------
 
     def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
-        """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
+        """v = Σ_i Σ_s λ_is f_s(x_i), the part of the target that the candidates explain."""
         self.check(x, multipliers, labels)
         differentiable = x.requires_grad or multipliers.requires_grad
         return (self._represent if differentiable else self._explained)(x, multipliers, labels)
@@ -146,7 +155,7 @@ class Objective(ABC):
         return self._minus(self.represent(x, multipliers, labels))
 
     def loss(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
-        """L = Σ_p w_p ‖r_p‖², exactly: no averaging over candidates or parameters."""
+        """L = Σ_p w_p ‖r_p‖², not averaged over candidates or parameters."""
         return self.norm_squared(self.residual(x, multipliers, labels))
 
     def gradients(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -231,7 +240,7 @@ class Objective(ABC):
 
     @property
     def target_norm_squared(self) -> Tensor:
-        """Σ_p w_p ‖T_p‖²: the loss of no candidates at all, to which every reported loss is relative."""
+        """Σ_p w_p ‖T_p‖²: the loss without candidates. Reported losses are relative to it."""
         return self.norm_squared(self.target)
 
     def represented_norm_squared(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:

@@ -12,24 +12,29 @@ from palimpsest.objectives.labels import Binary, Unlabelled
 
 
 class KKT(Objective):
-    """θ = Σ_i λ_i y_i ∇_θ Φ(θ, x_i) with λ ≥ 0: a classifier that reached the maximum margin.
+    """The KKT method (Haim et al. 2022), for classifiers with one output that were trained for long.
 
-    Gradient descent on the logistic loss drives a homogeneous network towards a stationary point of
-    min ½‖θ‖² s.t. y_i Φ(θ, x_i) ≥ 1, where the weights are a combination of the gradients at the training images.
+    Gradient descent on the logistic loss drives a homogeneous network towards the maximum margin. There the weights
+    are a combination of gradients at the training images:
+
+        θ = Σ_i λ_i y_i ∇_θ Φ(θ, x_i),   λ ≥ 0.
 
     Args:
-        model: the trained network, with one output.
-        signed: for any loss with weight decay: φ = Φ(x) without a label, and multipliers of either sign, one for
-            each output of the network.
-        initial: the initial weights, if known; only ``weights="auto"`` makes use of them.
-        sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
+        model: the trained network, with one output unless ``signed``.
+        signed: use the form for any loss with weight decay (Buzaglo et al. 2024): candidates have no labels and
+            multipliers of either sign, one for each output.
+        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
+        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
+        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
+            ``"auto"`` lowers the weight of parameters that training images explain badly.
 
-    >>> import torch
-    >>> from palimpsest.networks import MLP
-    >>> objective = KKT(MLP(4, hidden=(8,)), sharpness=10.0)
-    >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
-    >>> objective.loss(x, 0 * λ, y) == objective.target_norm_squared
-    tensor(True)
+    Examples:
+        >>> import torch
+        >>> from palimpsest.networks import MLP
+        >>> objective = KKT(MLP(4, hidden=(8,)), sharpness=10.0)
+        >>> x, λ, y = torch.randn(3, 4), torch.rand(3), torch.tensor([1, -1, 1])
+        >>> objective.loss(x, 0 * λ, y) == objective.target_norm_squared
+        tensor(True)
     """
 
     linear = True

@@ -13,12 +13,24 @@ from palimpsest.objectives.labels import Classes
 
 
 class MulticlassKKT(Objective):
-    """θ = Σ_i λ_i ∇_θ [Φ_{y_i}(θ, x_i) − max_{j≠y_i} Φ_j(θ, x_i)], λ ≥ 0: the margin over the runner-up class.
+    """The KKT method for several classes (Buzaglo et al. 2024). It uses the margin over the runner-up class:
+
+        θ = Σ_i λ_i ∇_θ [Φ_{y_i}(θ, x_i) − max_{j≠y_i} Φ_j(θ, x_i)],   λ ≥ 0.
 
     Args:
-        model: the trained network, with one output per class.
-        initial: the initial weights, if known; only ``weights="auto"`` makes use of them.
-        sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
+        model: the trained network, with one output for each class.
+        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
+        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
+        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
+            ``"auto"`` lowers the weight of parameters that training images explain badly.
+
+    Examples:
+        >>> import torch
+        >>> from palimpsest.networks import MLP
+        >>> objective = MulticlassKKT(MLP(4, hidden=(8,), outputs=3))
+        >>> dx, dλ = objective.gradients(torch.randn(2, 4), torch.rand(2), torch.tensor([0, 2]))
+        >>> dx.shape, dλ.shape
+        (torch.Size([2, 4]), torch.Size([2]))
     """
 
     signed = False

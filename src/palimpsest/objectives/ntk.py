@@ -13,19 +13,33 @@ from palimpsest.objectives.labels import Unlabelled
 
 
 class NTK(Objective):
-    """θ − θ_0 = Σ_i λ_i ∇_θ Φ(θ_0 + t(θ − θ_0), x_i): every step of gradient descent added gradients at the images.
+    """The NTK method (Loo et al. 2024). It needs the weights before training.
 
-    The tangent at the midpoint t = ½ represents the whole path twice as well as either end; several points with
-    multipliers of their own represent it better still, at a proportional cost.
+    Every step of gradient descent adds gradients at the training images, so the change of the weights is close to
+
+        θ − θ_0 = Σ_i λ_i ∇_θ Φ(θ_0 + t(θ − θ_0), x_i),   multipliers of either sign.
+
+    The midpoint t = ½ represents the whole path better than either end. Several points represent it better still, and
+    cost proportionally more.
 
     Args:
         model: the trained network.
         initial: its weights before training, a state dict.
-        at: t, or several of them; multipliers then have shape (k, len(at)), and with C > 1 outputs a further
-            axis of length C.
-        whitening: the power p of :mod:`palimpsest.objectives.reduced`, for searches within the span of the images;
-            their losses are then measured in that metric.
-        sharpness, weights: see :class:`~palimpsest.objectives.base.Objective`.
+        at: t, or several of them. Each point has its own multipliers, of shape (k, len(at)). A network with C > 1
+            outputs adds an axis of length C.
+        whitening: from 0 to 1, for a search within the span of the images. 1 lets all directions of the first layer
+            count alike, and 0 leaves them as they are. The loss is then measured in that metric.
+        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
+        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
+            ``"auto"`` lowers the weight of parameters that training images explain badly.
+
+    Examples:
+        >>> import torch
+        >>> from palimpsest.networks import MLP
+        >>> before, after = MLP(4, hidden=(8,)), MLP(4, hidden=(8,))
+        >>> objective = NTK(after, before.state_dict(), at=(0.25, 0.75))
+        >>> objective.loss(torch.randn(3, 4), torch.zeros(3, 2)) == objective.target_norm_squared
+        tensor(True)
     """
 
     signed = True

@@ -27,9 +27,10 @@ def match(similarity: Tensor, *, rule: MatchingRule = "nearest") -> Tensor:
             ``"best-buddies"``: the most similar of those candidates whose own most similar image this one is.
             ``"one-to-one"``: the assignment with the largest total similarity, each candidate used at most once.
 
-    >>> s = torch.tensor([[0.9, 0.8], [0.7, 0.1], [0.2, 0.3]])
-    >>> [match(s, rule=r).tolist() for r in ("nearest", "best-buddies", "one-to-one")]
-    [[0, 0, 1], [0, -1, -1], [1, 0, -1]]
+    Examples:
+        >>> s = torch.tensor([[0.9, 0.8], [0.7, 0.1], [0.2, 0.3]])
+        >>> [match(s, rule=r).tolist() for r in ("nearest", "best-buddies", "one-to-one")]
+        [[0, 0, 1], [0, -1, -1], [1, 0, -1]]
     """
     if rule == "one-to-one":
         rows, columns = linear_sum_assignment(similarity.cpu().numpy(), maximize=True)

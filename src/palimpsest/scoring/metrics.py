@@ -20,15 +20,21 @@ K1, K2 = 0.01, 0.03  # the constants of Wang et al. (2004)
 def l2(a: Tensor, b: Tensor) -> Tensor:
     """‖a_i − b_i‖ for each pair.
 
-    >>> l2(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
-    tensor([2., 2.], dtype=torch.float64)
+    Examples:
+        >>> l2(torch.zeros(2, 1, 2, 2), torch.ones(2, 1, 2, 2))
+        tensor([2., 2.], dtype=torch.float64)
     """
     _check(a, b)
     return (a.double() - b.double()).flatten(1).norm(dim=1)
 
 
 def psnr(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
-    """Peak signal-to-noise ratio 10 log₁₀(R²/mean (a − b)²) in dB for each pair; infinite if equal."""
+    """Peak signal-to-noise ratio 10 log₁₀(R²/mean (a − b)²) in dB for each pair. It is infinite if they are equal.
+
+    Examples:
+        >>> psnr(torch.zeros(1, 1, 2, 2), torch.full((1, 1, 2, 2), 0.1))
+        tensor([20.0000], dtype=torch.float64)
+    """
     _check(a, b)
     return 10 * torch.log10(data_range**2 / (a.double() - b.double()).square().flatten(1).mean(1))
 
@@ -56,9 +62,10 @@ def ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
     Border: only positions at which the whole window lies inside the image. In images smaller than the window it
     shrinks to the largest odd size that fits. The variances are those of the window, without n/(n − 1).
 
-    >>> x = torch.rand(2, 3, 16, 16)
-    >>> ssim(x, x)
-    tensor([1., 1.], dtype=torch.float64)
+    Examples:
+        >>> x = torch.rand(2, 3, 16, 16)
+        >>> ssim(x, x)
+        tensor([1., 1.], dtype=torch.float64)
     """
     _check(a, b)
     a, b = a.double(), b.double()
@@ -81,8 +88,9 @@ def pairwise_ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0, chunk: int =
 def minmax(images: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
     """Each image stretched so that its least value is ``low`` and its largest ``high``; constant ones become ``low``.
 
-    >>> minmax(torch.tensor([[[[1.0, 3.0]]]]))
-    tensor([[[[0., 1.]]]])
+    Examples:
+        >>> minmax(torch.tensor([[[[1.0, 3.0]]]]))
+        tensor([[[[0., 1.]]]])
     """
     least, largest = images.flatten(1).aminmax(dim=1)
     shape = (-1,) + (1,) * (images.ndim - 1)

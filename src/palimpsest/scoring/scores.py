@@ -36,18 +36,20 @@ class Reconstruction(Protocol):
 
 @dataclass(frozen=True)
 class ImageScores:
-    """How well each image is matched; tensors ``(n,)``, on the CPU.
+    """How well each image is matched. All tensors have shape ``(n,)`` and are on the CPU.
 
     Args:
-        match: index of its candidate, −1 if the matching rule left it none; it is then compared with the
-            mean.
+        match: the index of the candidate. −1 if the matching rule left none; the image is then compared with the mean.
         ncc: normalised cross-correlation with the candidate, as the network sees both.
-        ssim, l2, psnr: against the candidate min–max scaled to the range of the images, as in the literature.
-        ssim_as_is, l2_as_is, psnr_as_is: against the candidate as it is.
+        ssim: SSIM with the candidate, min–max scaled to the range of the images, as in the literature.
+        l2: the distance ‖image − candidate‖, scaled in the same way.
+        psnr: the peak signal-to-noise ratio in dB, scaled in the same way.
+        ssim_as_is: SSIM without scaling.
+        l2_as_is: the distance without scaling.
+        psnr_as_is: the peak signal-to-noise ratio without scaling.
         likeness: SSIM of image and candidate as the network sees them, each channel centred and the contrast
-            standardised. The verdict rests on it.
-        blurred: the likeness that a copy of the image reaches after a blur of an eighth of its size. A match
-            below that shows no detail.
+            standardised. The verdict uses it.
+        blurred: the likeness of a blurred copy of the image. The blur is an eighth of the image wide.
     """
 
     match: Tensor
@@ -63,7 +65,7 @@ class ImageScores:
 
     @property
     def evidence(self) -> Tensor:
-        """What the verdict judges: the likeness, less 1 (so at most 0) where a blurred copy does as well."""
+        """The number that the verdict judges: the likeness, minus 1 if a blurred copy scores as well."""
         return self.likeness - (~self.shows_detail).to(self.likeness)
 
     @property
@@ -74,15 +76,17 @@ class ImageScores:
 
 @dataclass(frozen=True)
 class Score(ImageScores):
-    """The scores of the training images, those of the held-out images, and the verdict.
+    """The scores of the training images, the scores of the held-out images, and the verdict.
+
+    It also has all attributes of `ImageScores`, for the training images.
 
     Args:
         recovered: ``(n,)``, which training images the verdict counts.
-        held_out: the same scores for the held-out images, if there are any.
-        verdict: what may be claimed.
+        held_out: the scores of the held-out images, or None.
+        verdict: the claim and its numbers.
         matching: the rule that chose the candidates.
         voting: whether near candidates were averaged.
-        value_range: the range to which candidates were min–max scaled.
+        value_range: the range that candidates were scaled to.
     """
 
     recovered: Tensor
@@ -104,31 +108,30 @@ def score(
     confidence: float = 0.99,
     looks: int = 1,
 ) -> Score:
-    """Score candidates against the training images and judge, on held-out ones, whether they leaked.
+    """Score candidates against the training images, and judge on held-out images whether they leaked.
 
     Args:
-        reconstruction: candidates ``(k, C, H, W)`` as the network sees images, or an object with such
-            ``.images``.
+        reconstruction: candidates ``(k, C, H, W)`` as the network sees images, or an object with such ``.images``.
         images: the training images ``(n, C, H, W)``.
-        held_out: images of the same kind that were not trained on, drawn like the training images; more is
-            better. Without them there is no verdict.
-        mean: what was subtracted from the images before training, if ``images`` and ``held_out`` are given
-            without that. Any mean will do, also that of the training images. It is added to the candidates where
-            they are shown, and subtracted from the images where they are matched and judged. None if all are in
-            the same space already; candidates must not contain the mean then.
-        matching: how candidates are chosen, by normalised cross-correlation; see
-            `palimpsest.scoring.matching`.
-        voting: compare with the mean of the candidates about as near as the nearest.
-        confidence: of the claim and its intervals.
-        looks: how many reconstructions of the same weights are judged, if the strongest is to count.
+        held_out: images of the same kind that were not trained on, drawn like the training images. More are better.
+            Without them there is no verdict.
+        mean: the image that was subtracted before training, if ``images`` and ``held_out`` still contain it. Any mean
+            works, also that of the training images. None if all images are in the same space
+            already; candidates must not contain the mean then.
+        matching: how candidates are chosen by normalised cross-correlation: ``"nearest"``, ``"best-buddies"`` or
+            ``"one-to-one"``.
+        voting: compare with the mean of the candidates that are about as near as the nearest.
+        confidence: the confidence of the claim and its intervals.
+        looks: how many reconstructions of the same weights you judge, if you report the strongest.
 
-    >>> from palimpsest import datasets
-    >>> data = datasets.load("faces")
-    >>> _ = torch.manual_seed(0)
-    >>> candidates = data.centred(data.train.images) + 0.05 * torch.randn(40, 1, 25, 25)
-    >>> result = score(candidates, data.train.images, held_out=data.held_out.images, mean=data.mean)
-    >>> result.verdict.outcome.value, result.verdict.recovered > 20
-    ('leakage', True)
+    Examples:
+        >>> from palimpsest import datasets
+        >>> data = datasets.load("faces")
+        >>> _ = torch.manual_seed(0)
+        >>> candidates = data.centred(data.train.images) + 0.05 * torch.randn(40, 1, 25, 25)
+        >>> result = score(candidates, data.train.images, held_out=data.held_out.images, mean=data.mean)
+        >>> result.verdict.outcome.value, result.verdict.recovered > 20
+        ('leakage', True)
     """
     candidates = reconstruction if isinstance(reconstruction, Tensor) else reconstruction.images
     candidates = candidates.detach().double()

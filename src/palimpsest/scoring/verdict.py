@@ -33,7 +33,7 @@ EXACT_LIMIT = 40_000  # pairs up to which the Mann–Whitney distribution is com
 
 
 class Outcome(StrEnum):
-    """What may be claimed. An audit uses all four, a comparison with known training images all but the third."""
+    """The claim. An audit uses all four outcomes. A comparison with known training images does not use `UNDECIDED`."""
 
     LEAKAGE = "leakage"
     """Training images can be read out of the weights."""
@@ -47,22 +47,20 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """How much of the training set can be read out of the weights, as far as the scores tell.
+    """How much of the training set leaked, according to the scores.
 
     Args:
-        outcome: leakage, no evidence, or no verdict (without enough held-out images).
-        sentence: the same for someone who reads nothing else.
-        recovered: number of members above every held-out image and above their own blurred copies; without
-            a held-out set, the number above their own blurred copies, which proves nothing.
-        total: number of members.
-        interval: confidence interval for how many of them are no chance hits. Its upper end is ``recovered``:
-            an image recovered less well than the luckiest held-out image is not counted.
-        auc: probability that a member scores above a held-out image.
+        outcome: leakage, no evidence, or no verdict (too few held-out images).
+        sentence: the verdict in one or two sentences.
+        recovered: the number of training images above every held-out image and above their own blurred copies. Without
+            held-out images, the number above their own blurred copies, which proves nothing.
+        total: the number of training images.
+        interval: confidence interval for the number of images recovered beyond chance. Its upper end is ``recovered``.
+        auc: the probability that a training image scores above a held-out image.
         auc_interval: its confidence interval (Newcombe's score method).
-        p_value: of the exchangeability of members and held-out images, corrected for making two tests and for
-            the number of looks.
-        threshold: the score to beat.
-        confidence: of the intervals and of the claim.
+        p_value: of the exchangeability of training and held-out images, corrected for two tests and for all looks.
+        threshold: the score that an image must exceed.
+        confidence: the confidence of the intervals and of the claim.
     """
 
     outcome: Outcome
@@ -78,18 +76,19 @@ class Verdict:
 
 
 def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks: int = 1) -> Verdict:
-    """The verdict on scores that are above 0 only where a match is better than a blurred copy.
+    """The verdict on scores. A score is above 0 only if the match is better than a blurred copy.
 
     Args:
-        members: scores of the n training images.
-        held_out: scores of the m held-out images; with too few there is no verdict.
-        confidence: of the claim and of the intervals.
-        looks: how many reconstructions of the same weights are judged, if the strongest is to count.
+        members: the scores of the n training images.
+        held_out: the scores of the m held-out images. With too few there is no verdict.
+        confidence: the confidence of the claim and of the intervals.
+        looks: how many reconstructions of the same weights you judge, if you report the strongest.
 
-    >>> import torch
-    >>> judge(torch.linspace(0.2, 0.9, 30), torch.linspace(-0.4, 0.4, 30)).sentence
-    'Leakage: 21 of 30 training images recovered, at least 17 beyond chance (99 % confidence). AUC of training against
-    held-out images: 0.96 (0.81 to 0.99).'
+    Examples:
+        >>> import torch
+        >>> judge(torch.linspace(0.2, 0.9, 30), torch.linspace(-0.4, 0.4, 30)).sentence
+        'Leakage: 21 of 30 training images recovered, at least 17 beyond chance (99 % confidence). AUC of training
+        against held-out images: 0.96 (0.81 to 0.99).'
     """
     if not 0.5 <= confidence < 1 or looks < 1:
         raise InvalidInputError(
@@ -114,9 +113,15 @@ def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks:
 
 
 def strongest(verdicts: Sequence[Verdict]) -> int:
-    """Which of several verdicts on the same weights gives the headline: the one that recovered most.
+    """The index of the verdict that recovered most, among several on the same weights.
 
-    Each must have been judged with ``looks=len(verdicts)``.
+    Judge each of them with ``looks=len(verdicts)``.
+
+    Examples:
+        >>> import torch
+        >>> few, many = (judge(torch.linspace(low, 0.9, 30), torch.zeros(30), looks=2) for low in (-0.9, 0.2))
+        >>> strongest([few, many])
+        1
     """
     return max(
         range(len(verdicts)),

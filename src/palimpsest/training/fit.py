@@ -28,24 +28,23 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True)
 class Fit:
-    """A trained network, where it started, and how converged it is.
+    """A trained network, its initial weights, and how converged it is.
 
     Args:
         model: the trained network, in evaluation mode.
         initial: its parameters and buffers before training.
-        history: records of step, learning_rate, loss, log_loss, gap and, where defined, margin and
-            kkt_residual.
+        history: records of step, learning_rate, loss, log_loss, gap and, if defined, margin and kkt_residual.
         outcome: whether ``gap`` fell below ``tolerance``.
-        gap: what convergence is measured by; see `train`.
+        gap: the measure of convergence; see `train`.
         tolerance: the gap that counts as converged.
-        loss: the mean loss at the end; it may underflow, ``history[-1]["log_loss"]`` does not.
-        accuracy: fraction of training images on the right side, NaN for real-valued targets.
+        loss: the mean loss at the end. It may underflow, but ``history[-1]["log_loss"]`` does not.
+        accuracy: the share of training images on the right side, NaN for real-valued targets.
         margin: min_i y_i Φ(x_i), or min_i Φ_y(x_i) − max_{j≠y} Φ_j(x_i).
-        degree: L with Φ(cθ) = c^L Φ(θ); None for networks that are not homogeneous.
-        normalised_margin: margin/‖θ‖^L; None for networks that are not homogeneous.
-        kkt_residual: min_{c≥0} ‖θ − c Σ_i λ_i ∇m_i‖/‖θ‖ with the loss's own weights λ_i; 0 at a KKT point of
-            the maximum-margin problem, 1 where the data explain nothing of the weights; None for squared
-            loss. It need not vanish where units sit on the kink of a ReLU.
+        degree: L with Φ(cθ) = c^L Φ(θ), or None if the network is not homogeneous.
+        normalised_margin: margin/‖θ‖^L, or None if the network is not homogeneous.
+        kkt_residual: min_{c≥0} ‖θ − c Σ_i λ_i ∇m_i‖/‖θ‖ with the loss's own weights λ_i. It is 0 at a KKT point of the
+            maximum-margin problem, and 1 if the data explain nothing. It is None for squared loss. It need not vanish
+            if units sit on the kink of a ReLU.
     """
 
     model: nn.Module
@@ -91,35 +90,35 @@ def train(
     callback: Callable[[Record], object] | None = None,
     execution: Execution | None = None,
 ) -> Fit:
-    """Train a copy of a network on all images at once; the network passed in stays as it is.
+    """Train a copy of a network on all images at once. The network that you pass does not change.
 
-    The images are what the network sees: centre them first if it is meant to see centred images. The network
-    computes as it does in evaluation mode, so dropout is off and normalisation layers keep their statistics.
+    The network sees the images as they are, so centre them first if it should see centred images. It computes as in
+    evaluation mode: dropout is off, and normalisation layers keep their statistics.
 
     Args:
         model: any network with outputs ``(k,)``, ``(k, 1)`` or ``(k, C)``.
         images: ``(n, …)``, moved to the network's device and precision.
-        labels: ±1 for one output, 0…C−1 for C outputs; for squared loss also real targets, one per output.
-        loss: mean of (Φ − y)², of log(1 + e^{−yΦ}), or of the cross-entropy of the softmax.
-        steps: the most steps to take.
-        learning_rate: a constant η; unless given, 1/(2λ) with λ the largest eigenvalue of the Gauss–Newton
-            curvature of F, followed during training because it grows with the weights.
+        labels: ±1 for one output, 0…C−1 for C outputs. Squared loss also takes real targets, one for each output.
+        loss: the mean of (Φ − y)², of log(1 + e^{−yΦ}), or of the cross-entropy of the softmax.
+        steps: the largest number of steps.
+        learning_rate: a constant η. None is 1/(2λ), where λ is the largest eigenvalue of the Gauss–Newton curvature of
+            F, followed during training.
         momentum: μ.
-        weight_decay: δ in L + ½δ‖θ‖²; the loss is then not replaced by its logarithm.
-        tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, 0.01 unless
-            given. Separable losses: the KKT residual once all images are on the right side, 0.1 unless given,
-            which few networks reach. With weight decay: the fraction by which F fell in the last 500 steps,
-            0.001 unless given.
-        record_every: steps between two entries of the history.
-        callback: called with each entry as it is made.
-        execution: how the steps are carried out; by default as fast as the device allows.
+        weight_decay: δ in L + ½δ‖θ‖². The loss is then not replaced by its logarithm.
+        tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, by default 0.01. Separable
+            losses: the KKT residual once all images are on the right side, by default 0.1, which few networks reach.
+            With weight decay: the share by which F fell in the last 500 steps, by default 0.001.
+        record_every: the number of steps between two entries of the history.
+        callback: called with each new entry.
+        execution: how steps are carried out. None is as fast as the device allows.
 
-    >>> from palimpsest.networks import MLP
-    >>> _ = torch.manual_seed(0)
-    >>> x, y = torch.randn(4, 9), torch.tensor([-1, -1, 1, 1])
-    >>> fit = train(MLP(9, hidden=(32,)), x, y)
-    >>> fit.outcome.value, fit.accuracy, sorted(fit.initial)
-    ('converged', 1.0, ['layers.0.bias', 'layers.0.weight', 'layers.1.weight'])
+    Examples:
+        >>> from palimpsest.networks import MLP
+        >>> _ = torch.manual_seed(0)
+        >>> x, y = torch.randn(4, 9), torch.tensor([-1, -1, 1, 1])
+        >>> fit = train(MLP(9, hidden=(32,)), x, y)
+        >>> fit.outcome.value, fit.accuracy, sorted(fit.initial)
+        ('converged', 1.0, ['layers.0.bias', 'layers.0.weight', 'layers.1.weight'])
     """
     _check(loss, steps, learning_rate, momentum, weight_decay, tolerance)
     model = copy.deepcopy(model).eval()
