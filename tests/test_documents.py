@@ -1,6 +1,5 @@
 """What the documents show is run as it stands there."""
 
-import json
 import math
 import re
 import subprocess
@@ -9,6 +8,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from reproduce import experiment, parts, summary
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -36,19 +36,19 @@ def test_a_new_method_takes_at_most_forty_lines():
 
 
 def test_the_readme_shows_lines_of_the_scoreboard():
-    scoreboard = (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8").splitlines()
+    tables = (ROOT / "docs" / "experiments" / "overview.md").read_text(encoding="utf-8").splitlines()
     shown = [
         line
         for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
         if "→" in line and line.startswith("|")
     ]
     assert len(shown) > 3
-    assert set(shown) <= set(scoreboard)
+    assert set(shown) <= set(tables)
 
 
 def test_what_is_said_about_splitting_is_the_scoreboards_tally():
-    page = (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8")
-    head, _, *rows = page[page.index("| better / even / worse |") :].split("\n\n")[0].splitlines()
+    page = (ROOT / "docs" / "experiments" / "overview.md").read_text(encoding="utf-8")
+    head, _, *rows = page[page.index("| better / not significant / worse |") :].split("\n\n")[0].splitlines()
     against = [cell.strip() for cell in head.split("|")[2:-1]]
     tally = {}
     for row in rows:
@@ -56,7 +56,7 @@ def test_what_is_said_about_splitting_is_the_scoreboards_tally():
         for other, cell in zip(against, cells, strict=True):
             tally[column, other] = [int(count) for count in cell.split(" / ")] if cell else [0, 0, 0]
     said = " ".join((ROOT / "docs" / "splitting.md").read_text(encoding="utf-8").split())
-    rows = json.loads((ROOT / "docs" / "results" / "ntk-cifar10.json").read_text(encoding="utf-8"))["rows"]
+    rows = rows_of("ntk-cifar10")
     improved = [row["% better than unsplit"] for row in rows if row["column"] == "ours" and row["candidates"] >= 100]
     most = math.ceil(max(filter(None, improved)))
     assert f"neither splitting nor any control improves more than {most} of 100 images in the mean" in said
@@ -73,14 +73,18 @@ def test_what_is_said_about_splitting_is_the_scoreboards_tally():
     assert f"more candidates in {better} of {sum(published)}, and worse in {worse}." in said
 
 
+def rows_of(name):
+    known = experiment.load(name)
+    return summary.summed_up(known, parts.read(ROOT / "experiments" / "results" / name, known))["rows"]
+
+
 def of_all(counts):
     return counts[0], sum(counts)
 
 
 @pytest.mark.parametrize("name", ["kkt-mnist-100", "kkt-mnist-500", "multiclass-mnist-100", "multiclass-mnist-500"])
 def test_what_is_said_about_digits_is_what_was_measured(name):
-    content = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    rows = {(row["column"], row["candidates"]): row for row in content["rows"] if row["variant"] == "none"}
+    rows = {(row["column"], row["candidates"]): row for row in rows_of(name) if row["variant"] == "none"}
     for k in {candidates for column, candidates in rows if column == "ours"}:
         trained, held_out = (
             {column: rows[column, k][measure] for column in ("published", "ours")}
