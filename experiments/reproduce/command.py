@@ -67,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     selection = Selection(options.column, options.variant, options.candidates, options.seed)
     names = dict.fromkeys(n for name in options.names for n in (experiment.names() if name == "all" else [name]))
     try:
-        jobs = [job(experiment.load(name, small=options.small, tuning=options.tuning), options.out) for name in names]
+        loaded = [experiment.load(name, small=options.small, tuning=options.tuning) for name in names]
+        jobs = [job_for(each, options.out) for each in loaded]
         if len({job.results for job in jobs}) < len(jobs):
             raise InvalidInputError("two files with the same name would share a folder; rename one")
         if not options.pages:
@@ -79,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def job(loaded: Experiment, out: Path | None) -> Job:
+def job_for(loaded: Experiment, out: Path | None) -> Job:
     """The paper's experiments, in full, have their results and pages in the repository."""
     if unknown := {goal.measure for goal in loaded.goals} - set(summary.MEASURED):
         raise InvalidInputError(f"{loaded.name} aims at {min(unknown)!r}; choose from {', '.join(summary.MEASURED)}")

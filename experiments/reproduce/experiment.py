@@ -170,7 +170,7 @@ class Experiment:
     """Seeds whose images are not used."""
     title: str
     paper: str = ""
-    """What the paper says about it, in our words."""
+    """The paper's statement about it, in our words."""
     metric: Literal["ssim", "l2"]
     pictured: int
     """How many of the best images a figure shows."""

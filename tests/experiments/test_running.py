@@ -177,10 +177,10 @@ def test_a_selection_without_parts_is_refused(tmp_path, capsys, selection):
 
 def test_only_full_runs_of_the_papers_experiments_are_kept_in_the_repository(tmp_path):
     (tmp_path / "tiny.toml").write_text(TINY)
-    kept = command.job(experiment.load("unknown-n"), None)
+    kept = command.job_for(experiment.load("unknown-n"), None)
     assert (kept.results, kept.pages) == (command.RESULTS / "unknown-n", command.DOCS)
     others = [experiment.load("unknown-n", small=True), experiment.load("unknown-n", tuning=True), loaded(tmp_path)]
-    jobs = [command.job(other, None) for other in others]
+    jobs = [command.job_for(other, None) for other in others]
     assert [str(job.results) for job in jobs] == [
         f"runs/reproduce/{name}" for name in ("unknown-n-small", "unknown-n-tuning", "tiny")
     ]
