@@ -34,7 +34,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest src
+	$(BIN)/pytest src experiments/reproduce
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-docs.txt
@@ -42,7 +42,7 @@ docs: setup
 	$(BIN)/mkdocs build --strict --quiet
 
 smoke: setup
-	$(BIN)/palimpsest reproduce all --small
+	$(BIN)/python experiments/reproduce all --small
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -26,11 +26,11 @@ from zlib import crc32
 
 import torch
 from provenance import made_by
+from reproduce import experiment
 from torch import Tensor
 
 import palimpsest as pal
 from palimpsest.jobs import Reading, Training
-from palimpsest.reproduce import experiment
 from palimpsest.scoring.metrics import gaussian_blur
 
 ROOT = Path(__file__).parents[1]

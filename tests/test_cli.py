@@ -289,7 +289,7 @@ def test_unknown_words_are_wrong_use(capsys):
     assert stop.value.code == 2
 
 
-COMMANDS = ("demo", "train", "reconstruct", "report", "audit", "identify", "bench", "reproduce")
+COMMANDS = ("demo", "train", "reconstruct", "report", "audit", "identify", "bench")
 
 
 def test_help_names_every_command(capsys):

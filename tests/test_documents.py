@@ -11,10 +11,12 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
+from reproduce import experiment, parts, summary
 
 import palimpsest as pal
 
 ROOT = Path(__file__).parents[1]
+RESULTS = ("calibration", "showcase")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -81,15 +83,30 @@ def test_a_new_method_takes_at_most_forty_lines():
     assert len(method.splitlines()) <= 40
 
 
-def test_the_readme_shows_lines_of_the_scoreboard():
-    scoreboard = (ROOT / "docs" / "scoreboard.md").read_text(encoding="utf-8").splitlines()
-    shown = [
-        line
-        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
-        if "→" in line and line.startswith("|")
+def measured(name: str, column: str, candidates: int, measure: str) -> int:
+    """A figure of one experiment without splitting, rounded."""
+    (row,) = [
+        row
+        for row in rows_of(name)
+        if (row["column"], row["variant"], row["candidates"]) == (column, "none", candidates)
     ]
-    assert len(shown) > 3
-    assert set(shown) <= set(scoreboard)
+    return round(row[measure])
+
+
+def test_the_readme_shows_what_was_measured():
+    rows = [" | ".join(row) for row in table("../README.md", "| network | images | Palimpsest |")[1]]
+    results = {n: json.loads((ROOT / "docs" / "results" / f"{n}.json").read_text(encoding="utf-8")) for n in RESULTS}
+    ntk = [r["without"] for r in results["calibration"]["recovered"] if r["what"] == "ntk-cifar10"]
+    counts, ssim = [r["recovered"] for r in ntk], sum(r["mean ssim"] for r in ntk) / len(ntk)
+    assert f"mean SSIM {ssim:.2f}, {min(counts)} to {max(counts)} recovered" in rows[0]
+    cnn = results["showcase"]["rows"]
+    counts, ssim = [r["recovered"] for r in cnn], sum(r["mean ssim"] for r in cnn) / len(cnn)
+    assert f"mean SSIM {ssim:.2f}, {min(counts)} to {max(counts)} recovered" in rows[1]
+    assert f"{measured('kkt-cifar10-500', 'ours', 1000, 'above 0.4')} images" in rows[2]
+    assert f"{measured('kkt-cifar10-500', 'path', 1000, 'above 0.4')} images" in rows[3]
+    assert f"{measured('multiclass-cifar10-500', 'ours', 1000, 'above 0.4')} images" in rows[4]
+    claims, draws = results["calibration"]["false claims"], results["calibration"]["draws without leakage"]
+    assert f"{claims} of {draws:,} draws" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
 def cells(row: str) -> list[str]:
@@ -104,7 +121,7 @@ def table(page: str, start: str) -> tuple[list[str], list[list[str]]]:
 
 
 def test_the_table_about_splitting_is_the_scoreboards_tally():
-    (_, *against), rows = table("scoreboard.md", "| better / even / worse |")
+    (_, *against), rows = table("experiments/overview.md", "| better / not significant / worse |")
     tally = {
         (column, other): [int(count) for count in cell.split(" / ")]
         for column, *counts in rows
@@ -121,16 +138,20 @@ def test_the_table_about_splitting_is_the_scoreboards_tally():
 
 
 def test_the_page_about_splitting_says_how_many_images_it_improves_at_most():
-    rows = json.loads((ROOT / "docs" / "results" / "ntk-cifar10.json").read_text(encoding="utf-8"))["rows"]
+    rows = rows_of("ntk-cifar10")
     improved = [row["% better than unsplit"] for row in rows if row["column"] == "ours" and row["candidates"] >= 100]
     said = " ".join((ROOT / "docs" / "splitting.md").read_text(encoding="utf-8").split())
     assert f"{math.ceil(max(filter(None, improved)))} of 100 images" in said
 
 
+def rows_of(name):
+    known = experiment.load(name)
+    return summary.summed_up(known, parts.read(ROOT / "experiments" / "results" / name, known))["rows"]
+
+
 @pytest.mark.parametrize("name", ["kkt-mnist-100", "kkt-mnist-500", "multiclass-mnist-100", "multiclass-mnist-500"])
 def test_what_is_said_about_digits_is_what_was_measured(name):
-    content = json.loads((ROOT / "docs" / "results" / f"{name}.json").read_text(encoding="utf-8"))
-    rows = {(row["column"], row["candidates"]): row for row in content["rows"] if row["variant"] == "none"}
+    rows = {(row["column"], row["candidates"]): row for row in rows_of(name) if row["variant"] == "none"}
     for k in {candidates for column, candidates in rows if column == "ours"}:
         trained, held_out = (
             {column: rows[column, k][measure] for column in ("published", "ours")}

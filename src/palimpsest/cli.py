@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench | reproduce`.
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -25,7 +25,6 @@ from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestErro
 from palimpsest.execution import Execution, Mode
 from palimpsest.identifiability.command import IdentifyOptions, run_identify
 from palimpsest.journal import printable
-from palimpsest.reproduce import Options, reproduce
 from palimpsest.resources import out_of_memory
 from palimpsest.runs import RunFolder
 from palimpsest.scoring import Score, strongest
@@ -302,23 +301,6 @@ class Audit:
         print(*found.told, printable(f"The report is {found.report}"), sep="\n")
 
 
-@dataclass
-class Reproduce:
-    """Run an experiment of the paper with the published settings, with ours, and with every control.
-
-    Finished parts are kept; run the same command again to continue. A summary with tables and figures is written to
-    scoreboard.md beside the finished parts. `all` runs every experiment.
-
-        palimpsest reproduce ntk-cifar10 --data-root DATA
-        palimpsest reproduce ntk-cifar10 --small
-    """
-
-    options: Annotated[Options, tyro.conf.arg(name=""), tyro.conf.PositionalRequiredArgs]
-
-    def run(self) -> None:
-        reproduce(self.options)
-
-
 class InterruptedRunError(PalimpsestError):
     """Ctrl-C."""
 
@@ -331,7 +313,6 @@ Command = (
     | Annotated[Audit, tyro.conf.subcommand("audit")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
-    | Annotated[Reproduce, tyro.conf.subcommand("reproduce")]
 )
 
 

@@ -111,20 +111,6 @@ def _edited(value: object, rng: Random) -> object:
     return rng.choice(VALUES)
 
 
-# --- TOML ------------------------------------------------------------------------------------------------
-
-TOML_VALUES = (
-    *("3", "-1", "0", "true", "1e400", "nan", "[]", "{}", '""', '"x"', "[[1]]", "[{}]", "{ a = 1 }", "9" * 30),
-    *("1979-05-27", '"\u202e"', '"own.toml"', '["none"]', "[nan]", "0.5", '"../../etc/passwd"'),
-)
-
-
-def toml_value(data: bytes, rng: Random) -> bytes:
-    """One value becomes another."""
-    start, end = rng.choice([match.span(1) for match in re.finditer(rb"= *([^=,\n]+)", data)])
-    return data[:start] + rng.choice(TOML_VALUES).encode() + data[end:]
-
-
 # --- safetensors -----------------------------------------------------------------------------------------
 
 

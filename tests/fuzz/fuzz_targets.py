@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -18,8 +17,6 @@ import palimpsest as pal
 from palimpsest import datasets, jobs, runs
 from palimpsest.callbacks import Checkpoint
 from palimpsest.parametrisation import Everywhere
-from palimpsest.reproduce import experiment, scoreboard, summary
-from palimpsest.reproduce.runner import Part, Runner
 from palimpsest.runs import RunFolder
 from palimpsest.solver import Settings, Solver
 from palimpsest.state import State
@@ -58,7 +55,7 @@ class Target:
 
 def targets(folder: Path) -> dict[str, Target]:
     """All of them; the folder is for the sound files they begin with."""
-    return of_data() | of_weights() | of_states(folder) | of_runs(folder / "run") | of_experiments(folder / "parts")
+    return of_data() | of_weights() | of_states(folder) | of_runs(folder / "run")
 
 
 # --- data sets -------------------------------------------------------------------------------------------
@@ -214,38 +211,3 @@ def make_run(path: Path) -> None:
         jobs.train(run, jobs.Training(data="digits", per_class=2, hidden=(3,), steps=2), device=CPU)
         jobs.reconstruct(run, jobs.Reading(candidates=2, steps=16, rounds=1), device=CPU, progress=False)
         jobs.report(run)
-
-
-# --- experiments -------------------------------------------------------------------------------------------
-
-
-def of_experiments(unused: Path) -> dict[str, Target]:
-    base = "kkt-cifar10-500"
-    text = (experiment.FILES / f"{base}.toml").read_bytes()
-    own = b'based_on = "ntk-cifar10"\ntraining = { data = "digits", images = 2 }\nseeds = [0]\ncolumns.ours.steps = 5\n'
-    known, part = experiment.load("ntk-cifar10"), Part("ours", "none", 60, 0)
-
-    def loaded(folder: Path) -> object:
-        return [experiment.load(str(folder / "own.toml"), small=small) for small in (False, True)]
-
-    def summed_up(folder: Path) -> object:
-        runner = Runner(known, folder)
-        results = runner.results()
-        content = summary.summed_up(runner, results) | {"figures": {}, "parts": list(results)}
-        return scoreboard.page([content]).encode()
-
-    scores = {name: [0.5] * 100 for name in ("ssim", "l2", "held-out ssim", "held-out l2")}
-    facts = {"summary": "Training converged.", "weights": "0f", "seconds": 1.0, "images by the span": 100}
-    sound = scores | {
-        "asked": Runner(known, unused)._asked(part), "device": "CPU", "training": facts, "steps": 9, "seconds": 1.0,
-        "loss": 0.1, "final candidates": 60, "candidate-steps": 540, "recovered": 3, "verdict": "leakage",
-        "splits": [{"step": 3, "split": 1}], "curve": [{"step": 0, "loss": 1.0, "ssim": 0.1, "l2": 3.0}],
-        "trajectories": [[0.1] * 100],
-    }  # fmt: skip
-    return {
-        "experiment": Target(file="own.toml", read=loaded, sound=[text, own], ways=[by.toml_value]),
-        "part": Target(
-            file=f"{part.name}.json", read=summed_up, sound=[json.dumps(sound).encode()], nasty=seeds.JSON_NASTY,
-            ways=[by.json_text], share=0.3,
-        ),
-    }  # fmt: skip
