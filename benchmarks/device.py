@@ -19,11 +19,11 @@ from typing import Any
 import torch
 
 import palimpsest as pal
-from palimpsest.benchmark import Effort, Shape, contenders, measure, ratios
+from palimpsest.bench import Effort, Shape, contenders, measure, ratios
 from palimpsest.execution import Execution
-from palimpsest.parametrisation import Everywhere
-from palimpsest.priors import Box, TotalVariation
-from palimpsest.solver import Settings, Solver
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.priors import Box, TotalVariation
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 CIFAR, MNIST = (3, 32, 32), (1, 28, 28)

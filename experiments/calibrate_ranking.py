@@ -31,8 +31,8 @@ import palimpsest as pal
 from palimpsest.auditing import agreement, controls, plan, ranking, reading
 from palimpsest.auditing.subject import Subject
 from palimpsest.datasets import DataSet
+from palimpsest.files.storage import write_atomically
 from palimpsest.scoring import metrics
-from palimpsest.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
 FEATURES = ("constant", "agreement", "pixels", "colour", "agreement by pixels", "copies", "crowding", "explained")

@@ -30,7 +30,7 @@ from reproduce import experiment
 from torch import Tensor
 
 import palimpsest as pal
-from palimpsest.jobs import Reading, Training
+from palimpsest.runs.jobs import Reading, Training
 from palimpsest.scoring.metrics import gaussian_blur
 
 ROOT = Path(__file__).parents[1]

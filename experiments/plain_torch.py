@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.datasets import DataSet
-from palimpsest.jobs import Reading, Training
+from palimpsest.runs.jobs import Reading, Training
 
 ROOT = Path(__file__).parents[1]
 RATE, MOMENTUM, TOLERANCE = 1e-3, 0.95, 0.01  # the last two are the demo's

@@ -19,8 +19,8 @@ import torch
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from palimpsest import splitting  # noqa: E402
-from palimpsest.splitting import Splitting  # noqa: E402
+from palimpsest.solver import splitting  # noqa: E402
+from palimpsest.solver.splitting import Splitting  # noqa: E402
 from synthetic import descend, stalled_problem  # noqa: E402
 
 SEEDS, ETA, FURTHER = range(10), 0.05, (50, 500, 1500)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import palimpsest as pal
-from palimpsest.jobs import Reading, Training
+from palimpsest.runs.jobs import Reading, Training
 
 ROOT = Path(__file__).parents[1]
 SEEDS = range(20, 25)

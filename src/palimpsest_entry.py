@@ -11,11 +11,11 @@ def main() -> int:
     """Import and run the command line; a Ctrl-C on the way there ends in one sentence, not in a traceback."""
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is somebody's wish to ignore it
         signal.signal(signal.SIGINT, _leave)
-        from palimpsest.cli import main as run
+        from palimpsest.cli.commands import main as run
 
         signal.signal(signal.SIGINT, signal.default_int_handler)
     else:
-        from palimpsest.cli import main as run
+        from palimpsest.cli.commands import main as run
     return run()
 
 

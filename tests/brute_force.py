@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from palimpsest.objectives import Objective
-from palimpsest.smoothing import Smoothed
+from palimpsest.objectives.smoothing import Smoothed
 
 
 def per_sample_gradients(objective: Objective, x_i: Tensor, label: Tensor | None) -> list[dict[str, Tensor]]:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 import palimpsest as pal
 from palimpsest.objectives import Objective
-from palimpsest.optimisers import Adam
-from palimpsest.parametrisation import Everywhere
-from palimpsest.solver import Settings, Solver
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.optimisers import Adam
 
 
 def exact_problem(seed: int, *, n: int = 2, d: int = 6, width: int = 60) -> tuple[Objective, Tensor, Tensor]:

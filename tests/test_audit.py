@@ -19,9 +19,9 @@ from palimpsest.auditing.audit import OUT_OF_TIME
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import factory, subject
-from palimpsest.cli import main
+from palimpsest.cli.commands import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
-from palimpsest.runs import RunFolder
+from palimpsest.runs.folder import RunFolder
 from palimpsest.scoring import Outcome
 from synthetic import exact_problem
 
@@ -241,7 +241,7 @@ def test_a_folder_holds_one_audit_by_one_process(tmp_path):
     for command in ("reconstruct", "report"):
         assert main([command, str(out)]) == 2
     hold = "with RunFolder(sys.argv[1]).locked(): print('held', flush=True); input()"
-    code = f"import sys\nfrom palimpsest.runs import RunFolder\n{hold}"
+    code = f"import sys\nfrom palimpsest.runs.folder import RunFolder\n{hold}"
     other = subprocess.Popen(
         [sys.executable, "-c", code, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )

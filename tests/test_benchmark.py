@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import benchmark
-from palimpsest.benchmark import Effort, Shape, steps
-from palimpsest.cli import main
+from palimpsest import bench as benchmark
+from palimpsest.bench import Effort, Shape, steps
+from palimpsest.cli.commands import main
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import memory
 
@@ -127,7 +127,7 @@ def test_wrong_use_is_said_in_one_sentence(arguments, complaint, tmp_path, capsy
 
 
 def test_memory_that_was_measured_is_drawn_as_such():
-    from palimpsest.benchmark import figure
+    from palimpsest.bench import figure
 
     points = [{"estimated megabytes": 3.0, "timings": [{"name": "floor", "megabytes": m}]} for m in (1.0, 2.0)]
     assert figure._memory(points) == {"floor": [1.0, 2.0]}

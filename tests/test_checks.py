@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import storage
 from palimpsest.errors import CheckpointError
+from palimpsest.files import storage
 
 
 def resume(path):

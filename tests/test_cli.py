@@ -15,9 +15,10 @@ from PIL import Image
 
 import palimpsest as pal
 from killing import COMMAND_LINE, NEVER, Moment, struck
-from palimpsest import jobs, runs, storage
-from palimpsest.cli import main
-from palimpsest.runs import RunFolder
+from palimpsest.cli.commands import main
+from palimpsest.files import storage
+from palimpsest.runs import jobs
+from palimpsest.runs.folder import RunFolder
 
 SMALL = ["--per-class", "4", "--hidden", "30", "30", "--seed", "3"]
 QUICK = ["--candidates", "10", "--steps", "48", "--seed", "3"]
@@ -154,7 +155,7 @@ def test_a_run_folder_of_another_version(trained, tmp_path, capsys):
 def test_a_run_folder_in_use(trained, capsys):
     with RunFolder(trained).locked():
         other = subprocess.run(
-            [sys.executable, "-m", "palimpsest.cli", "report", str(trained)],
+            [sys.executable, "-m", "palimpsest.cli.commands", "report", str(trained)],
             capture_output=True,
             text=True,
             check=False,
@@ -376,4 +377,4 @@ def test_versions_are_known_without_an_installation(monkeypatch):
         return "1.0"
 
     monkeypatch.setattr(metadata, "version", version)
-    assert runs.versions()["palimpsest"] == pal.__version__
+    assert versions()["palimpsest"] == pal.__version__

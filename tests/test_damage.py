@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import jobs
-from palimpsest.cli import main
-from palimpsest.runs import RunFolder
+from palimpsest.cli.commands import main
+from palimpsest.runs import jobs
+from palimpsest.runs.folder import RunFolder
 
 SECONDS = 60  # after which a command counts as hung; each takes a fraction of one
 NETWORK = """

@@ -5,8 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from palimpsest import cli, jobs
-from palimpsest.runs import RunFolder
+from palimpsest.cli import commands as cli
+from palimpsest.runs import jobs
+from palimpsest.runs.folder import RunFolder
 
 
 @pytest.fixture

@@ -13,17 +13,17 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import palimpsest as pal
 from cases import NETWORKS, Case, make_case
-from palimpsest import execution, fusion, training
-from palimpsest.benchmark import steps
+from palimpsest import execution, training
+from palimpsest.bench import steps
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
-from palimpsest.execution import Execution, Executor, memory
+from palimpsest.execution import Execution, Executor, fusion, memory
 from palimpsest.execution import whole as compiling
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.objectives import dense, gram
 from palimpsest.objectives.factor import Factor
-from palimpsest.parametrisation import Everywhere
-from palimpsest.priors import Box, TotalVariation
-from palimpsest.solver import Settings, Solver
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.priors import Box, TotalVariation
 
 
 def close(a, b, relative=1e-12) -> bool:

@@ -15,10 +15,9 @@ from PIL import Image
 from torch import nn
 
 import palimpsest as pal
-from palimpsest import jobs, storage
 from palimpsest.auditing import stages
 from palimpsest.auditing.truth import numbers
-from palimpsest.cli import main
+from palimpsest.cli.commands import main
 from palimpsest.errors import (
     DataError,
     InvalidInputError,
@@ -27,7 +26,9 @@ from palimpsest.errors import (
     StorageError,
     WeightsError,
 )
-from palimpsest.runs import RunFolder
+from palimpsest.files import storage
+from palimpsest.runs import jobs
+from palimpsest.runs.folder import RunFolder
 from test_damage import alarm
 
 SHAPE = (1, 8, 8)

@@ -32,7 +32,7 @@ def without_other_packages(code: str) -> subprocess.CompletedProcess[str]:
     "code",
     [
         "import palimpsest",
-        "import palimpsest.solver, palimpsest.objectives, palimpsest.scoring",
+        "import palimpsest.solver.loop, palimpsest.objectives, palimpsest.scoring",
         "from palimpsest import KKT, NTK, MulticlassKKT, Merging, Splitting, certify, reconstruct, score, span, train",
         "import palimpsest as pal\n"
         "pal.reconstruct(pal.KKT(pal.networks.MLP(4, (3,))), image_shape=4, candidates=2, steps=3, progress=False)",
@@ -45,7 +45,10 @@ def test_the_mathematics_needs_no_other_package(code):
 
 
 def test_another_package_is_noticed():
-    assert "palimpsest.storage imports safetensors" in without_other_packages("import palimpsest.storage").stderr
+    assert (
+        "palimpsest.files.storage imports safetensors"
+        in without_other_packages("import palimpsest.files.storage").stderr
+    )
 
 
 def test_every_public_name_can_be_loaded():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from palimpsest.lanczos import smallest_eigenpairs
+from palimpsest.solver.lanczos import smallest_eigenpairs
 
 
 def symmetric(k: int, d: int, seed: int = 0) -> torch.Tensor:

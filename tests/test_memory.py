@@ -7,8 +7,8 @@ PROGRAM = """
 from pathlib import Path
 import torch
 import palimpsest as pal
-from palimpsest.parametrisation import Everywhere
-from palimpsest.solver import Settings, Solver
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
 
 def kilobytes(field):
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import palimpsest as pal
 from cases import Case
 from palimpsest.errors import InvalidInputError
-from palimpsest.merging import Merging, contributions, images, largest, merge
-from palimpsest.parametrisation import Everywhere
-from palimpsest.solver import Settings, Solver
-from palimpsest.state import State
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.merging import Merging, contributions, images, largest, merge
+from palimpsest.solver.state import State
 
 
 def with_copies(case: Case, copies=(0, 2, 2)):

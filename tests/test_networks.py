@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from torch import nn
 
 import palimpsest as pal
-from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+from palimpsest.objectives import smoothing
 
 
 @pytest.mark.parametrize(("bias", "with_bias"), [("first", [0]), ("all", [0, 1, 2]), ("none", [])])

@@ -9,12 +9,11 @@ import torch
 import brute_force
 import palimpsest as pal
 from cases import NETWORKS, Case, make_case
-from palimpsest import smoothing
 from palimpsest.auditing.reading import candidates
 from palimpsest.errors import InvalidInputError
-from palimpsest.merging import contributions
-from palimpsest.objectives import dense
-from palimpsest.parametrisation import Everywhere
+from palimpsest.objectives import dense, smoothing
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.merging import contributions
 
 
 def close(a, b, relative=1e-10) -> bool:

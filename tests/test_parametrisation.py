@@ -5,9 +5,9 @@ import torch
 
 import palimpsest as pal
 from cases import TABLE, make_case
-from palimpsest import splitting
 from palimpsest.errors import InvalidInputError
-from palimpsest.parametrisation import Everywhere, Subspace
+from palimpsest.objectives.spaces import Everywhere, Subspace
+from palimpsest.solver import splitting
 
 
 def confined(name: str):

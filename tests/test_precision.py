@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from palimpsest.precision import matrix_products
+from palimpsest.execution.precision import matrix_products
 
 CUDA = torch.device("cuda")  # only settings are touched, so no such device is needed
 MATRICES, CONVOLUTIONS = torch.backends.cuda.matmul, torch.backends.cudnn.conv

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest.priors import Box, MinimumMultiplier, Sum, TotalVariation
+from palimpsest.solver.priors import Box, MinimumMultiplier, Sum, TotalVariation
 
 PRIORS = [
     Box(low=-0.5, high=0.5),

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import jobs, smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
+from palimpsest.objectives import smoothing
+from palimpsest.runs import jobs
 
 MODEL = pal.networks.MLP(4, (5,))
 X, Λ, Y = torch.randn(3, 4), torch.ones(3), torch.tensor([1, -1, 1])

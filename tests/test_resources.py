@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from palimpsest import estimates, resources
 from palimpsest.errors import ResourceError
+from palimpsest.execution import resources
+from palimpsest.runs import estimates
 
 Usage = namedtuple("Usage", "total used free")
 

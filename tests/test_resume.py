@@ -15,16 +15,16 @@ from torch import nn
 import palimpsest as pal
 from killing import NEVER, Moment, struck
 from palimpsest.errors import CheckpointError, InvalidInputError
-from palimpsest.fingerprints import digest
-from palimpsest.parametrisation import Everywhere
-from palimpsest.solver import Settings, Solver
-from palimpsest.state import State
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.fingerprints import digest
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.state import State
 
 RUN = """
 import sys, torch
 torch.set_num_threads(1)
 import palimpsest as pal
-from palimpsest.callbacks import Checkpoint
+from palimpsest.solver.callbacks import Checkpoint
 Checkpoint.__init__.__kwdefaults__["every_seconds"] = 0.0   # save at every record: more moments at which to be killed
 torch.manual_seed(0)
 initial, final = (pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(2))

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import palimpsest_entry
-from palimpsest import jobs, journal, storage
-from palimpsest.cli import main
+from palimpsest.cli.commands import main
 from palimpsest.errors import CheckpointError, RunFolderError, StorageError
-from palimpsest.runs import RunFolder
+from palimpsest.files import storage
+from palimpsest.runs import jobs, journal
+from palimpsest.runs.folder import RunFolder
 
 CPU = torch.device("cpu")
 TRAINING = jobs.Training(data="digits", per_class=2, hidden=(5,), steps=3)
@@ -50,7 +51,7 @@ LIMITED = """
 import resource, signal, sys
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)   # a file that would grow beyond the limit is then an error, not a death
 resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[1]), resource.RLIM_INFINITY))
-from palimpsest.cli import main
+from palimpsest.cli.commands import main
 sys.exit(main(sys.argv[2:]))
 """
 
@@ -112,7 +113,7 @@ def test_files_that_belong_together_are_replaced_together_or_not_at_all(tmp_path
 
 
 def test_work_that_would_not_fit_is_refused_before_it_begins(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("palimpsest.resources.available_memory", lambda: 10_000)
+    monkeypatch.setattr("palimpsest.execution.resources.available_memory", lambda: 10_000)
     assert main(["train", "--out", str(tmp_path / "run"), "--data", "digits", "--per-class", "2"]) == 2
     assert "needs about" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
@@ -271,7 +272,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@pytest.mark.parametrize("module", ["palimpsest.cli", "numpy", "torch", "palimpsest.jobs"])
+@pytest.mark.parametrize("module", ["palimpsest.cli.commands", "numpy", "torch", "palimpsest.runs.jobs"])
 def test_ctrl_c_while_importing_is_no_traceback(module):
     command = [sys.executable, "-c", INTERRUPTED, module, palimpsest_entry.__file__, "--help"]
     run = subprocess.run(command, capture_output=True, encoding="utf-8", check=False)

@@ -7,14 +7,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import palimpsest as pal
-from palimpsest.certificate import Stationarity
 from palimpsest.errors import DivergenceError, InvalidInputError
-from palimpsest.lanczos import BASIS
-from palimpsest.optimisers import SGD, Adam
-from palimpsest.parametrisation import Everywhere
-from palimpsest.priors import TotalVariation
-from palimpsest.solver import Settings, Solver
-from palimpsest.state import Outcome
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.lanczos import BASIS
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.optimisers import SGD, Adam
+from palimpsest.solver.priors import TotalVariation
+from palimpsest.solver.state import Outcome
+from palimpsest.solver.stationarity import Stationarity
 from synthetic import descend, exact_problem, stalled_problem
 
 
@@ -392,7 +392,7 @@ def test_settings_that_make_no_sense_are_refused(options):
 
 
 def test_priors_may_be_given_one_several_or_summed():
-    from palimpsest.priors import Box
+    from palimpsest.solver.priors import Box
 
     several = small(priors=(Box(), TotalVariation()))
     assert torch.equal(small(priors=Box() + TotalVariation()).images, several.images)

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError, NonFiniteError
-from palimpsest.first_layer import first_dense_layer
+from palimpsest.span import first_dense_layer
 
 
 def train(

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 import brute_force
 from cases import TABLE, Case, make_case
-from palimpsest import splitting
 from palimpsest.errors import InvalidInputError
-from palimpsest.splitting import Splitting
+from palimpsest.solver import splitting
+from palimpsest.solver.splitting import Splitting
 from synthetic import stalled_problem
 
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest import cli
 from palimpsest.auditing.truth import load
+from palimpsest.cli import commands as cli
 
 SHAPE = (3, 4, 5)
 

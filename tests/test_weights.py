@@ -13,8 +13,8 @@ import safetensors.torch
 import torch
 
 import palimpsest as pal
-from palimpsest import resources
 from palimpsest.errors import InvalidInputError, NonFiniteError, ResourceError, WeightsError
+from palimpsest.execution import resources
 
 
 def network():

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError
-from palimpsest.storage import write_atomically
+from palimpsest.files.storage import write_atomically
 from reproduce import experiment, figures, pages, parts, summary
 from reproduce.experiment import Experiment
 from reproduce.parts import Part, Result, Selection

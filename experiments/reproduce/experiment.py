@@ -18,8 +18,8 @@ import palimpsest as pal
 from palimpsest.datasets import DataSet
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
-from palimpsest.optimisers import Adam
-from palimpsest.parametrisation import Subspace
+from palimpsest.objectives.spaces import Subspace
+from palimpsest.solver.optimisers import Adam
 from palimpsest.training import LossName
 
 FILES = Path(__file__).parent

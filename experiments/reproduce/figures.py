@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from palimpsest.storage import load_tensors, write_atomically
+from palimpsest.files.storage import load_tensors, write_atomically
 from reproduce.experiment import Experiment
 from reproduce.parts import PICTURED, Part, Results
 from reproduce.runner import pictures_file

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from palimpsest.storage import write_atomically
+from palimpsest.files.storage import write_atomically
 from reproduce import figures, summary
 from reproduce.experiment import CONTROLS, Experiment
 from reproduce.parts import PICTURED, Results

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.storage import write_atomically
+from palimpsest.files.storage import write_atomically
 from reproduce.experiment import VARIANTS, Experiment
 
 PICTURED = ("none", "splitting", "merging")  # the variants in the figures

@@ -15,15 +15,15 @@ from provenance import made_by
 from torch import Tensor, nn
 
 import palimpsest as pal
-from palimpsest import fusion
-from palimpsest.callbacks import Callback
 from palimpsest.datasets import DataSet
 from palimpsest.errors import InvalidInputError
-from palimpsest.parametrisation import Subspace
-from palimpsest.reconstruction import Reconstruction
+from palimpsest.execution import fusion
+from palimpsest.files.storage import load_tensors, save_tensors
+from palimpsest.objectives.spaces import Subspace
 from palimpsest.scoring import Score, matching, metrics
-from palimpsest.state import State
-from palimpsest.storage import load_tensors, save_tensors
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.reconstruction import Reconstruction
+from palimpsest.solver.state import State
 from reproduce import parts
 from reproduce.experiment import Experiment
 from reproduce.parts import PICTURED, Part, Result

@@ -8,34 +8,23 @@ __version__ = "0.1.0"
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from palimpsest.first_layer import span
+from palimpsest.span import span
 
 if TYPE_CHECKING:
-    from palimpsest import (
-        auditing,
-        datasets,
-        errors,
-        identifiability,
-        merging,
-        networks,
-        optimisers,
-        priors,
-        scoring,
-        splitting,
-        storage,
-        weights,
-    )
+    from palimpsest import auditing, datasets, errors, identifiability, networks, scoring
     from palimpsest.auditing.audit import audit
-    from palimpsest.callbacks import Callback
-    from palimpsest.certificate import certify
     from palimpsest.execution import Execution
+    from palimpsest.files import storage, weights
     from palimpsest.identifiability import identify
-    from palimpsest.merging import Merging
-    from palimpsest.objectives import KKT, NTK, MulticlassKKT
-    from palimpsest.parametrisation import Subspace
-    from palimpsest.reconstruction import Reconstruction, reconstruct
+    from palimpsest.methods import KKT, NTK, MulticlassKKT
+    from palimpsest.objectives.spaces import Subspace
     from palimpsest.scoring import score
-    from palimpsest.splitting import Splitting
+    from palimpsest.solver import merging, optimisers, priors, splitting
+    from palimpsest.solver.callbacks import Callback
+    from palimpsest.solver.merging import Merging
+    from palimpsest.solver.reconstruction import Reconstruction, reconstruct
+    from palimpsest.solver.splitting import Splitting
+    from palimpsest.solver.stationarity import certify
     from palimpsest.training import train
 
 __all__ = [
@@ -71,21 +60,29 @@ __all__ = [
 ]
 
 _HOME = {  # the module of each name that is not itself a module; the imports above tell type checkers the same
-    "KKT": "objectives",
-    "NTK": "objectives",
-    "Callback": "callbacks",
+    "KKT": "methods",
+    "NTK": "methods",
+    "Callback": "solver.callbacks",
     "Execution": "execution",
-    "Merging": "merging",
-    "MulticlassKKT": "objectives",
-    "Reconstruction": "reconstruction",
-    "Splitting": "splitting",
-    "Subspace": "parametrisation",
+    "Merging": "solver.merging",
+    "MulticlassKKT": "methods",
+    "Reconstruction": "solver.reconstruction",
+    "Splitting": "solver.splitting",
+    "Subspace": "objectives.spaces",
     "audit": "auditing.audit",
-    "certify": "certificate",
+    "certify": "solver.stationarity",
     "identify": "identifiability",
-    "reconstruct": "reconstruction",
+    "reconstruct": "solver.reconstruction",
     "score": "scoring",
     "train": "training",
+}
+_MODULES = {  # modules that are public under a shorter name
+    "merging": "solver.merging",
+    "optimisers": "solver.optimisers",
+    "priors": "solver.priors",
+    "splitting": "solver.splitting",
+    "storage": "files.storage",
+    "weights": "files.weights",
 }
 
 
@@ -96,7 +93,7 @@ def __getattr__(name: str) -> Any:
     if name in _HOME:
         value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     else:
-        value = import_module(f"{__name__}.{name}")
+        value = import_module(f"{__name__}.{_MODULES.get(name, name)}")
     globals()[name] = value
     return value
 

@@ -9,7 +9,7 @@ from reproduce import experiment, summary
 from reproduce.command import main
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.solver import Settings
+from palimpsest.solver.loop import Settings
 
 ROOT = Path(__file__).parents[2]
 

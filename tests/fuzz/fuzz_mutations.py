@@ -16,7 +16,7 @@ from random import Random
 
 import safetensors.torch
 
-from palimpsest import storage
+from palimpsest.files import storage
 
 Mutation = Callable[[bytes, Random], bytes]
 NUMBERS = (0, 1, 2, 7, *(2**n + i for n in (7, 8, 16, 31, 32, 63) for i in (-1, 0)), 2**40, 2**62, 2**64 - 1)

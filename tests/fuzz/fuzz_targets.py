@@ -14,12 +14,14 @@ import fuzz_seeds as seeds
 import torch
 
 import palimpsest as pal
-from palimpsest import datasets, jobs, runs
-from palimpsest.callbacks import Checkpoint
-from palimpsest.parametrisation import Everywhere
-from palimpsest.runs import RunFolder
-from palimpsest.solver import Settings, Solver
-from palimpsest.state import State
+from palimpsest import datasets
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.runs import folder as runs
+from palimpsest.runs import jobs
+from palimpsest.runs.folder import RunFolder
+from palimpsest.solver.callbacks import Checkpoint
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.state import State
 
 CPU = torch.device("cpu")
 SEALED = [by.sealed(by.safetensors_header), by.sealed(by.blindly)]

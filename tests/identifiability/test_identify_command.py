@@ -5,9 +5,9 @@ import torch
 from identifiability_problems import batch_gradient, digits, error, network, unit
 from safetensors.torch import load_file, save_file
 
-from palimpsest.cli import main
+from palimpsest.cli.commands import main
+from palimpsest.cli.identify import IdentifyOptions, run_identify
 from palimpsest.identifiability import stationary_network
-from palimpsest.identifiability.command import IdentifyOptions, run_identify
 
 
 def save(net, path):

@@ -30,6 +30,7 @@ from palimpsest.auditing import stages
 from palimpsest.auditing.agreement import Run, agree
 from palimpsest.auditing.controls import PublicImages, distance, public_images, shuffled, trained_control
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Plan, Wishes, draft, fitted, fulfilled, measured_rate
 from palimpsest.auditing.preflight import Method, Preflight, check_method, preflight
 from palimpsest.auditing.ranking import Ranking, rank
@@ -37,7 +38,6 @@ from palimpsest.auditing.reading import Clock, OutOfTimeError, candidates, objec
 from palimpsest.auditing.subject import Factory, Subject, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import AuditVerdict, Evidence, PositiveControl, judge
-from palimpsest.checks import built
 from palimpsest.errors import (
     DivergenceError,
     InvalidInputError,
@@ -46,14 +46,14 @@ from palimpsest.errors import (
     RunFolderError,
     TrainingDivergedError,
 )
-from palimpsest.journal import note
+from palimpsest.files.schema import built
+from palimpsest.files.storage import digest, save_tensors
+from palimpsest.files.weights import fit_into
 from palimpsest.objectives import Objective
-from palimpsest.report.audit import render_audit
-from palimpsest.runs import RunFolder
+from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.journal import note
 from palimpsest.scoring import Outcome, Score, score
-from palimpsest.storage import digest, save_tensors
 from palimpsest.training import train
-from palimpsest.weights import fit_into
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.auditing.truth import Truth
-from palimpsest.objectives import NTK
-from palimpsest.reconstruction import reconstruct
+from palimpsest.methods import NTK
+from palimpsest.solver.reconstruction import reconstruct
 
 
 @dataclass(frozen=True)

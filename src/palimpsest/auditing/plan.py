@@ -12,12 +12,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.checks import built
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import Execution
+from palimpsest.files.schema import built
 from palimpsest.objectives import Objective
-from palimpsest.parametrisation import Everywhere
-from palimpsest.solver import Settings, Solver
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
 
 NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of the NTK method
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
-from palimpsest.first_layer import Span, first_dense_layer, span
-from palimpsest.journal import note
 from palimpsest.objectives.base import parameters_of
 from palimpsest.objectives.weighting import bulk_variance
+from palimpsest.runs.journal import note
+from palimpsest.span import Span, first_dense_layer, span
 
 Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
 SIGMAS = 6.0  # a correlation this many standard errors from zero is no accident

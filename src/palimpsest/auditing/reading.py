@@ -11,13 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.auditing.plan import Plan
-from palimpsest.callbacks import Callback
 from palimpsest.errors import DivergenceError
-from palimpsest.merging import contributions
-from palimpsest.objectives import KKT, NTK, MulticlassKKT, Objective
-from palimpsest.priors import Box, TotalVariation
-from palimpsest.reconstruction import reconstruct
-from palimpsest.state import State
+from palimpsest.methods import KKT, NTK, MulticlassKKT
+from palimpsest.objectives import Objective
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.merging import contributions
+from palimpsest.solver.priors import Box, TotalVariation
+from palimpsest.solver.reconstruction import reconstruct
+from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured: that with which a reconstruction ends
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from palimpsest.errors import PalimpsestError, RunFolderError
-from palimpsest.storage import MAKE_AGAIN, load_json, load_tensors, packed_json, save_tensors, write_atomically
+from palimpsest.files.storage import MAKE_AGAIN, load_json, load_tensors, packed_json, save_tensors, write_atomically
 
 Facts = dict[str, Any]
 Tensors = dict[str, Tensor]

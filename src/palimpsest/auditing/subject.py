@@ -17,8 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from palimpsest import smoothing, weights
 from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
+from palimpsest.files import weights
+from palimpsest.objectives import smoothing
 
 Factory = Callable[[], nn.Module]
 PROBE_SHARPNESS = 10.0  # any will do: a network that can be smoothed at one sharpness can be at all

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError, InvalidInputError
+from palimpsest.files.storage import open_regular
 from palimpsest.scoring import Score, score
 from palimpsest.scoring.scores import check_apart
-from palimpsest.storage import open_regular
 
 
 @dataclass(frozen=True)

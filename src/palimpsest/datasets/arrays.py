@@ -12,7 +12,7 @@ from numpy.lib import format as npy
 from palimpsest.datasets import files
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
-from palimpsest.storage import open_regular
+from palimpsest.files.storage import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LIMIT = 1 << 30  # bytes of one array: many times what a set of small images needs

@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from palimpsest.errors import DataError
-from palimpsest.storage import open_regular
+from palimpsest.files.storage import open_regular
 
 IDX_LIMIT = 1 << 26  # 64 MiB; the largest MNIST file has 45 MiB
 ARCHIVE_LIMIT = 1 << 29  # 512 MiB, unpacked; the official CIFAR-10 archive has 176 MiB

@@ -10,7 +10,7 @@ import numpy as np
 from palimpsest.datasets import files
 from palimpsest.datasets.base import Source
 from palimpsest.errors import DataError
-from palimpsest.storage import open_regular
+from palimpsest.files.storage import open_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")

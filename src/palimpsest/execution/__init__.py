@@ -10,13 +10,13 @@ from typing import Literal
 
 import torch
 
-from palimpsest import fusion
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+from palimpsest.execution import fusion
 from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
+from palimpsest.execution.precision import matrix_products
 from palimpsest.execution.whole import Whole
-from palimpsest.precision import matrix_products
 
 WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
 

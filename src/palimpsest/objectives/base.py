@@ -34,12 +34,11 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.objectives import dense, gram, reduced, weighting
+from palimpsest.execution.precision import matrix_products
+from palimpsest.objectives import dense, gram, reduced, smoothing, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
-from palimpsest.parametrisation import Parametrisation, Subspace
-from palimpsest.precision import matrix_products
+from palimpsest.objectives.spaces import Parametrisation, Subspace
 
 PROBE = 64  # candidates on which a network is tried before it is used on all
 IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"

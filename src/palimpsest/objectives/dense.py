@@ -27,8 +27,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from palimpsest.fusion import fusible
-from palimpsest.smoothing import REACH, Smoothed, softplus
+from palimpsest.execution.fusion import fusible
+from palimpsest.objectives.smoothing import REACH, Smoothed, softplus
 
 Parameters = dict[str, Tensor]
 Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
@@ -229,7 +229,7 @@ def bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor |
 
 @fusible
 def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
-    """For the softplus σ of :mod:`palimpsest.smoothing`."""
+    """For the softplus σ of :mod:`palimpsest.objectives.smoothing`."""
     y = (z * β).clamp_min_(-REACH)
     slope = y.sigmoid()
     if y.is_cuda:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.objectives.dense import Layer, aligned
-from palimpsest.parametrisation import Subspace
+from palimpsest.objectives.spaces import Subspace
 
 Parameters = dict[str, Tensor]
 NOTHING = 1e-6  # of the offset: so much of it beyond the subspace is rounding

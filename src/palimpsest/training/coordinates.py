@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.objectives.dense import ALIGNED, Layer, aligned, recognise
-from palimpsest.smoothing import failures_named
+from palimpsest.objectives.smoothing import failures_named
 
 
 class Coordinates:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.execution import Program, Tensors
-from palimpsest.fusion import fusible
+from palimpsest.execution.fusion import fusible
 from palimpsest.training.problem import Numbers, Problem, State
 
 WINDOW = 500  # steps over which the progress under weight decay is looked at

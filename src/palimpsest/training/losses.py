@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from palimpsest.fusion import fusible
+from palimpsest.execution.fusion import fusible
 
 Judged = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 

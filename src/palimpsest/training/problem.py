@@ -13,7 +13,7 @@ from torch.func import jvp, vjp
 from torch.nn.functional import one_hot
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.fusion import fusible
+from palimpsest.execution.fusion import fusible
 from palimpsest.training.coordinates import coordinates
 from palimpsest.training.losses import margins, separable, shares, squared, tiny
 

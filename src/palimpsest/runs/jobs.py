@@ -21,18 +21,18 @@ import torch
 from torch import Tensor, nn
 
 import palimpsest as pal
-from palimpsest import estimates
-from palimpsest.callbacks import Callback
-from palimpsest.checks import is_count, is_number
 from palimpsest.datasets import DataSet
 from palimpsest.errors import CheckpointError, DataError, InvalidInputError, RunFolderError
-from palimpsest.journal import Journal, Pulse, note
 from palimpsest.objectives import Objective
-from palimpsest.parametrisation import Subspace
+from palimpsest.objectives.spaces import Subspace
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
-from palimpsest.runs import RunFolder, Snapshots, variant
+from palimpsest.runs import estimates
+from palimpsest.runs.folder import RunFolder, Snapshots, variant
+from palimpsest.runs.journal import Journal, Pulse, note
 from palimpsest.scoring import Score
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.checks import is_count, is_number
 from palimpsest.training import Fit
 
 METHODS = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.lanczos import BASIS, Eigenpairs, smallest_eigenpairs
 from palimpsest.objectives import Objective
+from palimpsest.solver.lanczos import BASIS, Eigenpairs, smallest_eigenpairs
 
 HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
 

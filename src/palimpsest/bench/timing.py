@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 
-from palimpsest.benchmark.steps import Run, Shape, automatic, contenders, estimated_megabytes
+from palimpsest.bench.steps import Run, Shape, automatic, contenders, estimated_megabytes
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs import versions
+from palimpsest.files.versions import versions
 
 WARM_UP = 5  # steps
 REFERENCES = ("published float64", "published float32")

@@ -10,8 +10,8 @@ mean anything.
     floor       only the matrix products that a step needs, of the same shapes, factors and precision
 """
 
-from palimpsest.benchmark.steps import Shape, automatic, contenders
-from palimpsest.benchmark.timing import Effort, Timing, compare, measure, ratios, ticks, variations
+from palimpsest.bench.steps import Shape, automatic, contenders
+from palimpsest.bench.timing import Effort, Timing, compare, measure, ratios, ticks, variations
 
 __all__ = [
     "Effort",

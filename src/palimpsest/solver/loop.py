@@ -13,18 +13,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from palimpsest import merging, splitting
 from palimpsest.errors import DivergenceError, InvalidInputError
-from palimpsest.execution import Execution, Executor, Tensors, memory
-from palimpsest.fingerprints import digest
-from palimpsest.fusion import fusible
-from palimpsest.merging import Merging
+from palimpsest.execution import Execution, Executor, Tensors
+from palimpsest.execution.fusion import fusible
 from palimpsest.objectives import Objective
-from palimpsest.optimisers import Adam, Moments, Optimiser
-from palimpsest.parametrisation import Parametrisation
-from palimpsest.priors import Box, Prior, Sum, TotalVariation
-from palimpsest.splitting import Splitting
-from palimpsest.state import Outcome, State
+from palimpsest.objectives.spaces import Parametrisation
+from palimpsest.solver import memory, merging, splitting
+from palimpsest.solver.fingerprints import digest
+from palimpsest.solver.merging import Merging
+from palimpsest.solver.optimisers import Adam, Moments, Optimiser
+from palimpsest.solver.priors import Box, Prior, Sum, TotalVariation
+from palimpsest.solver.splitting import Splitting
+from palimpsest.solver.state import Outcome, State
 
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
@@ -77,7 +77,7 @@ class Solver:
 
     >>> from palimpsest.networks import MLP
     >>> from palimpsest.objectives import KKT
-    >>> from palimpsest.parametrisation import Everywhere
+    >>> from palimpsest.objectives.spaces import Everywhere
     >>> solver = Solver(KKT(MLP(6, (5,))), Everywhere((6,)), Settings(candidates=4, steps=3))
     >>> state = solver.init()
     >>> while not solver.done(state):

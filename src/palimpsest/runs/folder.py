@@ -21,7 +21,6 @@ import fcntl
 import hashlib
 import json
 import os
-import platform
 import shlex
 import shutil
 import stat
@@ -29,19 +28,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
-from palimpsest import __version__, journal
-from palimpsest.callbacks import Callback
-from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_number, require
 from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError
-from palimpsest.reconstruction import Reconstruction
-from palimpsest.state import State
-from palimpsest.storage import (
+from palimpsest.files.storage import (
     digest,
     file_digest,
     load_json,
@@ -53,6 +46,12 @@ from palimpsest.storage import (
     write_atomically,
     write_together,
 )
+from palimpsest.files.versions import versions
+from palimpsest.runs import journal
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.checks import check_candidates, check_history, check_lineage, is_count, is_number, require
+from palimpsest.solver.reconstruction import Reconstruction
+from palimpsest.solver.state import State
 
 OURS = {".lock", "log.txt"}  # what is in a folder before anything was done there
 CHEAP = OURS | {"config.json", "preflight.json", "plan.json"}  # what a failed job need not leave behind
@@ -350,10 +349,3 @@ class Snapshots(Callback):
         path = self.directory / f"{self.variant}-{state.step:08d}.safetensors"
         content = {"ids": state.ids, "images": self.images(state.x)}
         save_tensors(path, content, {"step": state.step}, owner=self.owner)
-
-
-def versions() -> dict[str, str]:
-    """What a run was made with."""
-    names = ("torch", "numpy", "scipy", "scikit-image")
-    ours = {"python": platform.python_version(), "palimpsest": __version__}  # which need not be installed
-    return ours | {name: metadata.version(name) for name in names}

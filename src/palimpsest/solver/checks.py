@@ -6,15 +6,12 @@ Each check raises a ValueError; whoever reads the file knows what to tell of it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any
 
 import torch
 from torch import Tensor
 
 LARGEST = 1e300  # in size: beyond it, arithmetic with the figures of a run overflows
-Kind = TypeVar("Kind")
 RECORD = ("loss", "objective", "gradient", "rate")
 SPLIT = ("eta", "before", "after")
 
@@ -69,30 +66,3 @@ def check_lineage(lineage: Tensor, ids: Tensor) -> None:
 
 def is_positive(value: Any) -> bool:
     return is_number(value) and value > 0 and math.isfinite(1 / value)
-
-
-def built(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
-    """The dataclass that JSON fields describe, each of the type that it is declared with.
-
-    >>> from dataclasses import make_dataclass
-    >>> built(make_dataclass("Plan", [("steps", int), ("at", tuple[float, ...])]), {"steps": 3, "at": [0.5, 1]})
-    Plan(steps=3, at=(0.5, 1))
-    """
-    hints = get_type_hints(kind)
-    require(fields.keys() == hints.keys(), f"other fields than {', '.join(hints)}")
-    for name, hint in hints.items():
-        require(_is_a(hint, fields[name]), f"{name} is of another type")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
-
-
-def _is_a(hint: Any, value: Any) -> bool:
-    """Whether a JSON value has a type; a whole number is a float too, a truth value is no number."""
-    inner = get_args(hint)
-    if get_origin(hint) is UnionType:
-        return any(_is_a(one, value) for one in inner)
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in inner
-    if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_is_a(inner[0], each) for each in value)
-    simple = {int: is_count, float: is_number}
-    return simple[hint](value) if hint in simple else isinstance(value, hint)

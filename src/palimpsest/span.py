@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError, NonFiniteError
 from palimpsest.networks import PolynomialNetwork
-from palimpsest.parametrisation import Subspace
+from palimpsest.objectives.spaces import Subspace
 
 GAP = 3.0  # adjacent singular values of noise differ by a few per cent
 DENSE = nn.Linear | PolynomialNetwork

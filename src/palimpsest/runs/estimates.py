@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-from palimpsest.lanczos import BASIS
-from palimpsest.resources import require_disk, require_memory
+from palimpsest.execution.resources import require_disk, require_memory
+from palimpsest.solver.lanczos import BASIS
 
 NUMBER = 4  # bytes
 COPIES = 8  # of the weights while they are trained or read: network, start, target, tangents, gradients

@@ -15,9 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
-from palimpsest.callbacks import Callback
-from palimpsest.state import State
-from palimpsest.storage import regular
+from palimpsest.files.storage import regular
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.state import State
 
 LOGGER = logging.getLogger("palimpsest")
 EVERY = 30.0  # seconds between two lines of progress

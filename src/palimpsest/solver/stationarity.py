@@ -9,9 +9,9 @@ from enum import StrEnum
 import torch
 from torch import Tensor
 
-from palimpsest.lanczos import BASIS, smallest_eigenpairs
 from palimpsest.objectives import Objective
-from palimpsest.splitting import eigenpairs
+from palimpsest.solver.lanczos import BASIS, smallest_eigenpairs
+from palimpsest.solver.splitting import eigenpairs
 
 
 class Stationarity(StrEnum):

@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 from torch import Tensor
 
+from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.truth import Truth
+from palimpsest.files.versions import versions
 from palimpsest.report import figures
 from palimpsest.report.findings import Figure, Finding, means_of
 from palimpsest.report.page import ENVIRONMENT, INVISIBLE, cell_and_columns
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.report.words import number
-from palimpsest.runs import versions
 from palimpsest.scoring import Outcome, Verdict, metrics
 
-if TYPE_CHECKING:
-    from palimpsest.auditing import Audit, Preflight, Truth
+if TYPE_CHECKING:  # audit.py renders this page
+    from palimpsest.auditing.audit import Audit
 
 MOST = 100  # candidates shown
 MARGIN = (

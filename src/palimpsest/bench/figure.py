@@ -16,7 +16,7 @@ ESTIMATE = "estimate"
 
 
 def draw(results: Mapping[str, Any]) -> bytes:
-    """A PNG of what :func:`palimpsest.benchmark.compare` found in its sweep: time above, memory below."""
+    """A PNG of what :func:`palimpsest.bench.compare` found in its sweep: time above, memory below."""
     sweep = results["sweep"]
     figure = Figure(figsize=(3.2 * len(sweep), 6), layout="constrained")
     panels = figure.subplots(2, len(sweep), sharex="col", sharey="row", squeeze=False)

@@ -9,8 +9,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from palimpsest import weights
 from palimpsest.errors import InvalidInputError, PalimpsestError, StorageError
+from palimpsest.files import weights
+from palimpsest.files.storage import write_atomically
 from palimpsest.identifiability.recovery import Identification, identify
 from palimpsest.identifiability.sources import (
     Evaluations,
@@ -20,7 +21,6 @@ from palimpsest.identifiability.sources import (
     from_network,
 )
 from palimpsest.networks import PolynomialNetwork
-from palimpsest.storage import write_atomically
 
 
 @dataclass(frozen=True)

@@ -18,17 +18,19 @@ import torch
 import tyro
 from tqdm import tqdm
 
-from palimpsest import __version__, auditing, benchmark, jobs, journal
+from palimpsest import __version__, auditing
+from palimpsest import bench as benchmark
 from palimpsest.auditing import truth
-from palimpsest.callbacks import Callback, TensorBoard
+from palimpsest.cli.identify import IdentifyOptions, run_identify
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, TrainingDivergedError
 from palimpsest.execution import Execution, Mode
-from palimpsest.identifiability.command import IdentifyOptions, run_identify
-from palimpsest.journal import printable
-from palimpsest.resources import out_of_memory
-from palimpsest.runs import RunFolder
+from palimpsest.execution.resources import out_of_memory
+from palimpsest.files.storage import write_atomically
+from palimpsest.runs import jobs, journal
+from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.journal import printable
 from palimpsest.scoring import Score, strongest
-from palimpsest.storage import write_atomically
+from palimpsest.solver.callbacks import Callback, TensorBoard
 
 INTERRUPTED = "interrupted; the state is saved, so run the same command again to continue"
 Device = Literal["auto", "cpu", "cuda"]
@@ -220,7 +222,7 @@ class Bench:
         print("\n" + printable(f"The figures are in {self.out}"))
 
     def _write(self, results: Mapping[str, Any]) -> None:
-        from palimpsest.benchmark.figure import draw  # no other command should wait for matplotlib
+        from palimpsest.bench.figure import draw  # no other command should wait for matplotlib
 
         picture = self.out / "bench.png"
         picture.unlink(missing_ok=True)  # one of another run would not belong to these numbers

@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from palimpsest import archives, resources
 from palimpsest.errors import InvalidInputError, NonFiniteError, WeightsError
+from palimpsest.execution import resources
+from palimpsest.files import archives
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights among other things
 PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from palimpsest.errors import InvalidInputError, NonFiniteError, PalimpsestError, UnsupportedNetworkError
-from palimpsest.resources import out_of_memory
+from palimpsest.execution.resources import out_of_memory
 
 Smoother = Callable[[Tensor], Tensor]
 

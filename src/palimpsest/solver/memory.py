@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from palimpsest.execution.resources import available_memory
 from palimpsest.objectives import Objective
-from palimpsest.resources import available_memory
 
 SHARE = 0.5  # of the free memory that the intermediate results of a step may take
 COPIES = 6  # a step keeps about so many tensors for each that the network computes: derivatives, and their graphs

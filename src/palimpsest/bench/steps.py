@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.execution import MODES, Execution, Mode, memory
-from palimpsest.fusion import available
-from palimpsest.parametrisation import Everywhere
-from palimpsest.smoothing import Smoothed
-from palimpsest.solver import Settings, Solver
+from palimpsest.execution import MODES, Execution, Mode
+from palimpsest.execution.fusion import available
+from palimpsest.objectives.smoothing import Smoothed
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver import memory
+from palimpsest.solver.loop import Settings, Solver
 
 β = 20.0
 ENDLESS = 10**9  # steps: a run so long that the automatic mode is the fastest, and nothing is recorded

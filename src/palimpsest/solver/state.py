@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palimpsest.checks import check_candidates, check_history, check_lineage, is_count, is_positive, require
 from palimpsest.errors import CheckpointError
-from palimpsest.optimisers import Moments
+from palimpsest.solver.checks import check_candidates, check_history, check_lineage, is_count, is_positive, require
+from palimpsest.solver.optimisers import Moments
 
 CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
@@ -61,7 +61,7 @@ class State:
         return self.lineage[self.ids]
 
     def save(self, path: Path | str, fingerprint: str) -> None:
-        from palimpsest.storage import save_tensors
+        from palimpsest.files.storage import save_tensors
 
         tensors = {
             "x": self.x,
@@ -77,7 +77,7 @@ class State:
 
     @classmethod
     def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
-        from palimpsest.storage import load_tensors
+        from palimpsest.files.storage import load_tensors
 
         tensors, description = load_tensors(path)
         if description.get("fingerprint") != fingerprint:

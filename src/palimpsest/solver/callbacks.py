@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from palimpsest.errors import CheckpointError, InvalidInputError
-from palimpsest.state import State
+from palimpsest.solver.state import State
 
 
 class Callback:

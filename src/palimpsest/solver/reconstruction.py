@@ -15,20 +15,20 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
-from palimpsest.callbacks import Callback, Checkpoint, Progress
-from palimpsest.certificate import Certificate, certify
-from palimpsest.checks import check_candidates, check_history, check_lineage, is_number, require
 from palimpsest.errors import CheckpointError, DivergenceError, InvalidInputError
 from palimpsest.execution import Execution
-from palimpsest.merging import Merging
 from palimpsest.objectives import Objective
-from palimpsest.optimisers import Adam, Optimiser
-from palimpsest.parametrisation import Everywhere, Parametrisation, Subspace
-from palimpsest.priors import Box, Prior, TotalVariation
+from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
 from palimpsest.scoring import metrics, score
-from palimpsest.solver import Settings, Solver
-from palimpsest.splitting import Splitting
-from palimpsest.state import Outcome, State
+from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
+from palimpsest.solver.checks import check_candidates, check_history, check_lineage, is_number, require
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.merging import Merging
+from palimpsest.solver.optimisers import Adam, Optimiser
+from palimpsest.solver.priors import Box, Prior, TotalVariation
+from palimpsest.solver.splitting import Splitting
+from palimpsest.solver.state import Outcome, State
+from palimpsest.solver.stationarity import Certificate, certify
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -97,7 +97,7 @@ class Reconstruction:
 
     def save(self, path: Path | str) -> None:
         """Write everything except `certify` to a safetensors file with a checksum."""
-        from palimpsest.storage import save_tensors
+        from palimpsest.files.storage import save_tensors
 
         tensors = {name: getattr(self, name) for name in TENSORS}
         if self.labels is not None:
@@ -110,7 +110,7 @@ class Reconstruction:
 
         The file does not hold the objective, so `certify` and `certificate` of a loaded reconstruction raise an error.
         """
-        from palimpsest.storage import load_tensors
+        from palimpsest.files.storage import load_tensors
 
         remedy = "save the reconstruction again"
         tensors, description = load_tensors(path, remedy=remedy)

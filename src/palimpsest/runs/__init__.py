@@ -1,0 +1,1 @@
+"""The run folder, and the jobs that fill it."""
