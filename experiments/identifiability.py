@@ -44,7 +44,7 @@ from identifiability_problems import (  # noqa: E402
 
 from palimpsest.errors import NoCounterexampleError, PalimpsestError  # noqa: E402
 from palimpsest.identifiability import (  # noqa: E402
-    Verdict,
+    Extent,
     counterexample,
     from_gradient,
     from_head_training,
@@ -259,7 +259,7 @@ def margin() -> dict:
         dots.append((active, neurons, α))
         verdict = identify(*from_network(found.network), α).certificate.verdict
         counts.update({"solved": 1, "neurons at most active samples": neurons <= active})
-        counts["not identified"] += verdict is Verdict.NOT_IDENTIFIED
+        counts["not identified"] += verdict is Extent.NOT_IDENTIFIED
         try:
             explains = counterexample(found.network, x[found.active], (y * found.multipliers)[found.active])
             counts["counterexample to 1e-12"] += explains.residual <= 1e-12
@@ -306,7 +306,7 @@ def frozen() -> dict:
     for seed in range(20):
         certificate = identify(*from_network(network(3 + seed % 5, 60, seed=seed))).certificate
         misfits.append(certificate.interpolation_misfit)
-        refused += certificate.verdict is Verdict.NOT_IDENTIFIED and certificate.rank == certificate.needed
+        refused += certificate.verdict is Extent.NOT_IDENTIFIED and certificate.rank == certificate.needed
     return {"networks": 20, "full rank and refused": refused, "smallest misfit": min(misfits)}
 
 

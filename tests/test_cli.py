@@ -17,6 +17,7 @@ import palimpsest as pal
 from killing import COMMAND_LINE, NEVER, Moment, struck
 from palimpsest.cli.commands import main
 from palimpsest.files import storage
+from palimpsest.files.versions import versions
 from palimpsest.runs import jobs
 from palimpsest.runs.folder import RunFolder
 

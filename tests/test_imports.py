@@ -64,7 +64,8 @@ def test_type_checkers_know_the_same_names():
                 for alias in node.names}  # fmt: skip
     assert {*imported, "span", "__version__"} == set(pal.__all__)
     homes = {name: module for name, module in imported.items() if module != "palimpsest"}
-    assert homes == {name: f"palimpsest.{module}" for name, module in pal._HOME.items()}
+    modules = {name: module.rpartition(".")[0] for name, module in pal._MODULES.items()}
+    assert homes == {name: f"palimpsest.{module}" for name, module in (pal._HOME | modules).items()}
 
 
 def test_an_unknown_name_is_an_attribute_error():

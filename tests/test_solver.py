@@ -13,7 +13,7 @@ from palimpsest.solver.lanczos import BASIS
 from palimpsest.solver.loop import Settings, Solver
 from palimpsest.solver.optimisers import SGD, Adam
 from palimpsest.solver.priors import TotalVariation
-from palimpsest.solver.state import Outcome
+from palimpsest.solver.state import Ending
 from palimpsest.solver.stationarity import Stationarity
 from synthetic import descend, exact_problem, stalled_problem
 
@@ -110,7 +110,7 @@ def test_two_rounds_of_splitting_leave_a_full_account():
     assert records[9]["rate"] < 0.1 * records[0]["rate"]
     assert records[10]["rate"] == records[0]["rate"]
     assert records[9]["sharpness"] > 100 > records[10]["sharpness"]
-    assert rec.outcome is Outcome.FINISHED
+    assert rec.outcome is Ending.FINISHED
 
 
 def test_lineage_leads_back_to_the_first_candidates():
@@ -149,10 +149,10 @@ def test_the_controls_are_policies_too(direction):
 
 def test_a_phase_ends_on_the_gradient_tolerance_or_on_a_plateau():
     converged = small(splitting=None, gradient_tolerance=1e9)
-    assert converged.outcome is Outcome.CONVERGED
+    assert converged.outcome is Ending.CONVERGED
     assert len(converged.history) == 1
     flat = small(splitting=None, plateau=0.999, steps=100, record_every=1)
-    assert flat.outcome is Outcome.PLATEAU
+    assert flat.outcome is Ending.PLATEAU
     assert len(flat.history) < 100
 
 
@@ -163,14 +163,14 @@ def test_rounds_take_place_when_they_should(until, rounds, expected):
     rec = small(steps=100, splitting=pal.Splitting(rounds=rounds, until=until))
     assert [entry["step"] for entry in rec.history if "split" in entry] == expected
     assert rec.history[-1]["step"] < 100
-    assert rec.outcome is Outcome.FINISHED
+    assert rec.outcome is Ending.FINISHED
 
 
 def test_an_early_end_of_a_phase_leads_to_a_split_and_its_steps_to_the_next_phase():
     rec = small(gradient_tolerance=1e9)
     splits = [entry for entry in rec.history if "split" in entry]
     assert [entry["step"] for entry in splits] == [1, 2]
-    assert rec.outcome is Outcome.CONVERGED
+    assert rec.outcome is Ending.CONVERGED
 
 
 def test_a_stable_point_that_stopped_of_itself_ends_the_run():
@@ -180,7 +180,7 @@ def test_a_stable_point_that_stopped_of_itself_ends_the_run():
     state = replace(solver.init(), x=x, multipliers=λ)
     while not solver.done(state):
         state = solver.step(state)
-    assert state.outcome is Outcome.STABLE
+    assert state.outcome is Ending.STABLE
     assert state.step == solver.record_every
     assert len(state.x) == 2
 

@@ -10,7 +10,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from palimpsest.errors import PalimpsestError
-from palimpsest.identifiability import Identification, Verdict, identify
+from palimpsest.identifiability import Extent, Identification, identify
 from palimpsest.identifiability.polynomials import monomial_count
 from palimpsest.networks import PolynomialNetwork
 
@@ -161,7 +161,7 @@ def is_wrong(found: Identification, truth: Degenerate) -> bool:
     verdict, n = found.certificate.verdict, len(found.samples)
     if is_void(found, truth):
         return False
-    if verdict in (Verdict.IDENTIFIED, Verdict.UP_TO, Verdict.CONDITIONAL) and len(truth.directions) != n:
+    if verdict in (Extent.IDENTIFIED, Extent.UP_TO, Extent.CONDITIONAL) and len(truth.directions) != n:
         return True
     tolerance = 10 * found.certificate.expected_error + 1e-9
     return any(error(truth.directions, x[None]) > float(t) for x, t in zip(found.samples, tolerance, strict=True))

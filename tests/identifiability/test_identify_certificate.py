@@ -17,7 +17,7 @@ from identifiability_problems import (
 )
 
 from palimpsest.errors import InvalidInputError, NonFiniteError
-from palimpsest.identifiability import Identification, Verdict, from_network, identify
+from palimpsest.identifiability import Extent, Identification, from_network, identify
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_frozen_neurons_pass_the_rank_test_but_not_the_misfit():
     found = identify(*from_network(network(4, 30)))
     assert found.certificate.rank == found.certificate.needed
     assert found.certificate.interpolation_misfit > 0.1
-    assert found.certificate.verdict is Verdict.NOT_IDENTIFIED
+    assert found.certificate.verdict is Extent.NOT_IDENTIFIED
     assert "no evaluations" in str(found.certificate)
     assert not len(found.samples)
 
@@ -59,11 +59,11 @@ def test_no_claim_about_degenerate_problems_is_false(kind):
 def test_what_is_open_depends_on_what_is_known():
     _, _, w, F = healthy(3, 4, 3, 20)
     plain = identify(w, F).certificate
-    assert plain.verdict is Verdict.CONDITIONAL
+    assert plain.verdict is Extent.CONDITIONAL
     assert plain.not_identified == ("the sign of each sample (and so its label)", "its norm")
     assert "no more than 3" in plain.summary
     known = identify(w, F, norm=1.0, count=3).certificate
-    assert known.verdict is Verdict.UP_TO
+    assert known.verdict is Extent.UP_TO
     assert known.not_identified == ("the sign of each sample (and so its label)",)
     _, _, w, F = healthy(3, 4, 4, 40)
     assert identify(w, F, 4).certificate.not_identified[0] == "the sign of each sample"
@@ -73,7 +73,7 @@ def test_an_announced_count_that_does_not_fit_is_not_identified():
     x, b, w, _ = healthy(3, 4, 3, 20)
     doubled, weights = torch.cat([x, x[:1]]), torch.cat([b, b[:1]])
     found = identify(w, evaluate(doubled, weights, w, 3), count=4)
-    assert found.certificate.verdict is Verdict.NOT_IDENTIFIED
+    assert found.certificate.verdict is Extent.NOT_IDENTIFIED
     assert "4 active samples were announced" in found.certificate.reason
 
 
@@ -85,10 +85,14 @@ def test_three_samples_in_a_plane_are_never_vouched_for():
         x = unit(torch.cat([x, torch.randn(1, 2, generator=generator, dtype=torch.float64) @ x[:2]]))
         b, w = torch.randn(5, generator=generator).double(), torch.randn(60, 6, generator=generator).double()
         F = evaluate(x, b, w, 3)
-        assert identify(w, F, count=5).certificate.verdict is Verdict.NOT_IDENTIFIED
+        assert identify(w, F, count=5).certificate.verdict is Extent.NOT_IDENTIFIED
         found = identify(w, F)
-        assert found.certificate.verdict in (Verdict.CONDITIONAL, Verdict.IN_PART, Verdict.NOT_IDENTIFIED)
-        if found.certificate.verdict is Verdict.IN_PART:  # the two outside the plane split off
+        assert found.certificate.verdict in (
+            Extent.CONDITIONAL,
+            Extent.IN_PART,
+            Extent.NOT_IDENTIFIED,
+        )
+        if found.certificate.verdict is Extent.IN_PART:  # the two outside the plane split off
             assert error(found.samples, x[2:4]) < 1e-6
 
 
@@ -100,7 +104,7 @@ def test_what_splits_off_is_a_sample_if_one_more_than_the_span_is_active(count):
     x = unit(torch.cat([x, torch.ones(1, 3, dtype=torch.float64) @ x[:3]]))
     b, w = torch.ones(6).double(), torch.randn(60, 7, generator=generator).double()
     found = identify(w, evaluate(x, b, w, 3), count=count)
-    assert found.certificate.verdict is Verdict.IN_PART
+    assert found.certificate.verdict is Extent.IN_PART
     assert found.certificate.most_active == (6 if count is None else None)
     assert len(found.samples) == 2
     assert error(found.samples, x[3:5]) < 1e-6
@@ -119,7 +123,7 @@ def test_noise_seldom_hides_what_it_need_not(noise):
         found.append(identify(w, noisy, 4, noise=noise, count=5))
         wrong += is_wrong(found[-1], Degenerate("noise", 4, w, noisy, x, 5, noise))
     assert wrong == 0
-    assert sum(f.certificate.verdict is Verdict.UP_TO for f in found) >= 16
+    assert sum(f.certificate.verdict is Extent.UP_TO for f in found) >= 16
     assert not any("no evaluations of an f" in f.certificate.reason for f in found)
 
 
@@ -127,7 +131,7 @@ def test_noise_seldom_hides_what_it_need_not(noise):
 def test_on_a_line_the_direction_is_no_question(scalar):
     w = torch.linspace(-1, 2, 30, dtype=torch.float64)[:, None]
     found = identify(w, 2.5 * (w[:, 0] ** 3 if scalar else w**2))
-    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert found.certificate.verdict is Extent.CONDITIONAL
     torch.testing.assert_close(found.samples, torch.ones(1, 1, dtype=torch.float64))
     torch.testing.assert_close(found.weights, torch.tensor([2.5], dtype=torch.float64))
 
@@ -135,7 +139,7 @@ def test_on_a_line_the_direction_is_no_question(scalar):
 def test_too_few_evaluations_still_give_the_span():
     x, _, w, F = healthy(6, 10, 3, 7)
     found = identify(w, F)
-    assert found.certificate.verdict is Verdict.NOT_IDENTIFIED
+    assert found.certificate.verdict is Extent.NOT_IDENTIFIED
     assert found.certificate.family > 0
     assert found.subspace.shape == (10, 6)
     residual = x - x @ found.subspace @ found.subspace.T
@@ -156,7 +160,7 @@ def test_weak_samples_are_withheld_and_the_others_returned():
 def test_every_value_zero():
     w = torch.randn(10, 3)
     found = identify(w, torch.zeros(10, 3))
-    assert found.certificate.verdict is Verdict.NOT_IDENTIFIED
+    assert found.certificate.verdict is Extent.NOT_IDENTIFIED
     assert "no sample is active" in found.certificate.reason
 
 
@@ -192,7 +196,7 @@ def test_undeclared_noise_in_many_dimensions_is_found():
     x, _, w, F = healthy(5, 150, 3, 300)
     noisy = F + 1e-7 * torch.randn(F.shape, generator=torch.Generator().manual_seed(0), dtype=F.dtype)
     found = identify(w, noisy)
-    assert found.certificate.verdict is Verdict.CONDITIONAL
+    assert found.certificate.verdict is Extent.CONDITIONAL
     assert "is noise" in found.certificate.reason
     assert error(found.samples, x) < 1e-5
 

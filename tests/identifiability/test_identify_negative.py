@@ -6,7 +6,7 @@ from identifiability_problems import healthy, network, unit
 
 from palimpsest.errors import InvalidInputError, NoCounterexampleError
 from palimpsest.identifiability import (
-    Verdict,
+    Extent,
     counterexample,
     from_network,
     identify,
@@ -36,7 +36,7 @@ def test_minima_of_the_margin_problem_have_few_neurons_and_determine_nothing(deg
     other = counterexample(found.network, x[found.active], (y * found.multipliers)[found.active])
     assert_explains(found.network, other.samples, other.weights)
     assert other.distance > 0.05
-    assert identify(*from_network(found.network), degree).certificate.verdict is Verdict.NOT_IDENTIFIED
+    assert identify(*from_network(found.network), degree).certificate.verdict is Extent.NOT_IDENTIFIED
 
 
 @pytest.mark.parametrize("degree", [1, 2])

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from identifiability_problems import error, evaluate, healthy, unit
 
-from palimpsest.identifiability import Verdict, from_network, identify, stationary_network
+from palimpsest.identifiability import Extent, from_network, identify, stationary_network
 from palimpsest.identifiability.polynomials import kernel
 
 CASES = {  # n, d, α, m, scalar
@@ -30,7 +30,7 @@ CASES = {  # n, d, α, m, scalar
 def test_samples_and_weights_come_back_to_machine_precision(n, d, α, m, scalar, seed):
     x, _, w, F = healthy(n, d, α, m, scalar=scalar, seed=seed)
     found = identify(w, F, α, norm=1.0, count=n)
-    assert found.certificate.verdict is Verdict.UP_TO
+    assert found.certificate.verdict is Extent.UP_TO
     assert error(found.samples, x) < 1e-10
     torch.testing.assert_close(evaluate(found.samples, found.weights, w, α, scalar=scalar), F)
 
@@ -86,7 +86,7 @@ def test_a_bias_fixes_sign_and_norm():
     lifted = torch.cat([3 * x, torch.ones(4, 1, dtype=torch.float64)], 1)
     w = torch.randn(40, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     found = identify(w, evaluate(lifted, b, w, 3), bias=True, count=4)
-    assert found.certificate.verdict is Verdict.IDENTIFIED
+    assert found.certificate.verdict is Extent.IDENTIFIED
     assert error(found.samples, 3 * x, signed=True) < 1e-10
     torch.testing.assert_close(found.weights.sort().values, b.sort().values)
 

@@ -240,7 +240,7 @@ class Bench:
 
 
 @dataclass
-class Audit:
+class AuditCommand:
     """Audit a network that was trained elsewhere: can its training images be read out of its weights?
 
     Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
@@ -312,7 +312,7 @@ Command = (
     | Annotated[Train, tyro.conf.subcommand("train")]
     | Annotated[Reconstruct, tyro.conf.subcommand("reconstruct")]
     | Annotated[Report, tyro.conf.subcommand("report")]
-    | Annotated[Audit, tyro.conf.subcommand("audit")]
+    | Annotated[AuditCommand, tyro.conf.subcommand("audit")]
     | Annotated[Identify, tyro.conf.subcommand("identify")]
     | Annotated[Bench, tyro.conf.subcommand("bench")]
 )

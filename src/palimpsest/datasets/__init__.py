@@ -5,6 +5,6 @@ file below is all it takes for `load` to know it.
 """
 
 from palimpsest.datasets import cifar10, digits, faces, mnist
-from palimpsest.datasets.base import DataSet, Source, Split, load, names, register
+from palimpsest.datasets.base import DataSet, Part, Source, load, names, register
 
-__all__ = ["DataSet", "Source", "Split", "cifar10", "digits", "faces", "load", "mnist", "names", "register"]
+__all__ = ["DataSet", "Part", "Source", "cifar10", "digits", "faces", "load", "mnist", "names", "register"]

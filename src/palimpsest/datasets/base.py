@@ -45,7 +45,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Split:
+class Part:
     """Images ``(N, C, H, W)`` in [0, 1], float32, and their labels: ±1, or 0…C−1 (int64)."""
 
     images: Tensor
@@ -69,8 +69,8 @@ class DataSet:
     """
 
     name: str
-    train: Split
-    held_out: Split
+    train: Part
+    held_out: Part
     mean: Tensor
     classes: tuple[str, ...]
 
@@ -158,7 +158,7 @@ def load(
     draw = partial(_draw, source.images, labels, (per_class, held_out_per_class), classes)
     others = [row for other in apart_from for part in draw(other) for row in part]
     rows = draw(seed, leave_out=others)
-    train, held_out = (Split(_unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
+    train, held_out = (Part(_unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
     mean = torch.cat([train.images, held_out.images]).mean(0)
     return DataSet(str(name), train, held_out, mean, classes)
 

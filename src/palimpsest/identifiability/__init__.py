@@ -1,6 +1,6 @@
 """When do the weights determine the data? Exact recovery, its certificate, and counterexamples."""
 
-from palimpsest.identifiability.certificate import Certificate, Margins, Verdict, margins
+from palimpsest.identifiability.certificate import Extent, IdentifiabilityCertificate, Margins, margins
 from palimpsest.identifiability.counterexamples import Counterexample, counterexample
 from palimpsest.identifiability.maxmargin import MaxMargin, max_margin
 from palimpsest.identifiability.recovery import Identification, identify
@@ -13,12 +13,12 @@ from palimpsest.identifiability.sources import (
 from palimpsest.identifiability.stationary import stationary_network
 
 __all__ = [
-    "Certificate",
     "Counterexample",
+    "Extent",
+    "IdentifiabilityCertificate",
     "Identification",
     "Margins",
     "MaxMargin",
-    "Verdict",
     "counterexample",
     "from_gradient",
     "from_head_training",

@@ -12,7 +12,7 @@ from torch import Tensor
 from palimpsest.networks import PolynomialNetwork
 
 
-class Verdict(StrEnum):
+class Extent(StrEnum):
     """The answer in words. Every value except the first comes with a condition or a reason."""
 
     IDENTIFIED = "identified"
@@ -72,7 +72,7 @@ def margins(network: PolynomialNetwork, samples: Tensor, weights: Tensor) -> Mar
 
 
 @dataclass(frozen=True)
-class Certificate:
+class IdentifiabilityCertificate:
     """The evidence for a verdict. ``print(certificate)`` says it in words.
 
     Attributes:
@@ -98,7 +98,7 @@ class Certificate:
         margins: agreement with the network, where one was given.
     """
 
-    verdict: Verdict
+    verdict: Extent
     reason: str
     most_active: int | None
     not_identified: tuple[str, ...]
@@ -127,12 +127,12 @@ class Certificate:
     @property
     def summary(self) -> str:
         """The verdict as one sentence."""
-        if self.verdict is Verdict.IDENTIFIED:
+        if self.verdict is Extent.IDENTIFIED:
             return str(self.verdict)
         open_ = " and ".join(self.not_identified)
-        if self.verdict is Verdict.UP_TO:
+        if self.verdict is Extent.UP_TO:
             return f"{self.verdict} {open_}"
-        if self.verdict is Verdict.CONDITIONAL:
+        if self.verdict is Extent.CONDITIONAL:
             return f"{self.verdict} {self.reason}" + (f", up to {open_}" if open_ else "")
         return f"{self.verdict}: {self.reason}"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 from palimpsest.identifiability import partial
-from palimpsest.identifiability.certificate import Certificate, Verdict, margins
+from palimpsest.identifiability.certificate import Extent, IdentifiabilityCertificate, margins
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
@@ -48,7 +48,7 @@ class Identification:
 
     samples: Tensor
     weights: Tensor
-    certificate: Certificate
+    certificate: IdentifiabilityCertificate
     subspace: Tensor
 
 
@@ -103,7 +103,7 @@ def identify(
         found = _solve(trial, network, seed)
         first = first or found
         evidence = found.certificate
-        if evidence.verdict is not Verdict.NOT_IDENTIFIED:
+        if evidence.verdict is not Extent.NOT_IDENTIFIED:
             return found
         if evidence.interpolation_misfit <= level:
             return found  # no more noise than this
@@ -171,8 +171,8 @@ def _undetermined(
     nothing = problem.points.new_zeros(0)
     span = span or _Span(problem.points.new_zeros(d, 0), nothing)
     T = T or Interpolant(None, 0, 0, 0.0, torch.nan, nothing)
-    certificate = Certificate(
-        verdict=Verdict.NOT_IDENTIFIED, reason=reason, most_active=None, not_identified=("the samples",),
+    certificate = IdentifiabilityCertificate(
+        verdict=Extent.NOT_IDENTIFIED, reason=reason, most_active=None, not_identified=("the samples",),
         degree=problem.degree, dimension=d, reduced_dimension=span.basis.shape[1],
         evaluations=len(problem.points), needed=T.needed, rank=T.rank, family=T.nullity,
         interpolation_misfit=T.misfit, misfit=torch.nan, noise=problem.noise,
@@ -295,7 +295,7 @@ def _conclude(
     if compared is not None and scale_is_known(problem, compared):
         weights = weights * compared.scale ** (problem.degree - 1)
     verdict, reason, open_ = judge(problem, sure, span.basis.shape[1], attempt.fit.nullity, compared)
-    refused = verdict is Verdict.NOT_IDENTIFIED
+    refused = verdict is Extent.NOT_IDENTIFIED
     sure &= not refused
     certificate = replace(
         _undetermined(problem, reason, span, T).certificate, verdict=verdict, not_identified=open_,
@@ -350,7 +350,7 @@ def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, mis
     most = None if problem.count else span.basis.shape[1] + 1
     samples, weights, _ = _in_units(problem, start, T)
     certificate = replace(
-        _misfitting(problem, reason, span, T, misfit).certificate, verdict=Verdict.IN_PART, most_active=most,
+        _misfitting(problem, reason, span, T, misfit).certificate, verdict=Extent.IN_PART, most_active=most,
         reason=reason if most is None else f"{reason}; those returned are samples if {no_more_active_than(most)}",
         error_per_noise=errors[kept], not_identified=open_questions(problem),
         sample_conditioning=start.terms.conditioning,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from palimpsest.identifiability.certificate import Margins, Verdict
+from palimpsest.identifiability.certificate import Extent, Margins
 from palimpsest.identifiability.polynomials import monomial_count
 from palimpsest.identifiability.problem import Problem
 
-Claim = tuple[Verdict, str, tuple[str, ...]]
+Claim = tuple[Extent, str, tuple[str, ...]]
 
 
 def no_more_active_than(number: int) -> str:
@@ -28,16 +28,16 @@ def judge(problem: Problem, sure: Tensor, r: int, family: int, compared: Margins
     n = len(sure)
     open_ = open_questions(problem, compared)
     if refusal := _refusal(problem, sure, r, family):
-        return Verdict.NOT_IDENTIFIED, refusal, ("the samples",)
+        return Extent.NOT_IDENTIFIED, refusal, ("the samples",)
     conditions = [no_more_active_than(n)] if problem.count is None else []
     if not sure.all():
         hidden = f"{int((~sure).sum())} of {n} samples are hidden by noise of this size"
-        return Verdict.IN_PART, "; the others are samples if ".join([hidden, *conditions]), open_
+        return Extent.IN_PART, "; the others are samples if ".join([hidden, *conditions]), open_
     if problem.estimated:
         conditions.append(f"the misfit of {problem.noise:.0e} is noise in the values")
     if conditions:
-        return Verdict.CONDITIONAL, " and ".join(conditions), open_
-    return (Verdict.UP_TO if open_ else Verdict.IDENTIFIED), "", open_
+        return Extent.CONDITIONAL, " and ".join(conditions), open_
+    return (Extent.UP_TO if open_ else Extent.IDENTIFIED), "", open_
 
 
 def _refusal(problem: Problem, sure: Tensor, r: int, family: int) -> str:

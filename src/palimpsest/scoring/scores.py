@@ -27,7 +27,7 @@ BLUR = 1 / 8  # width of that blur, as a fraction of the image's shorter side
 CONTRAST = 6.0  # range of a standardised image, in its standard deviations
 
 
-class Reconstruction(Protocol):
+class HasImages(Protocol):
     """Anything with candidates, as the network sees images."""
 
     @property
@@ -98,7 +98,7 @@ class Score(ImageScores):
 
 
 def score(
-    reconstruction: Reconstruction | Tensor,
+    reconstruction: HasImages | Tensor,
     images: Tensor,
     *,
     held_out: Tensor | None = None,

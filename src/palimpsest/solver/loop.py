@@ -24,7 +24,7 @@ from palimpsest.solver.merging import Merging
 from palimpsest.solver.optimisers import Adam, Moments, Optimiser
 from palimpsest.solver.priors import Box, Prior, Sum, TotalVariation
 from palimpsest.solver.splitting import Splitting
-from palimpsest.solver.state import Outcome, State
+from palimpsest.solver.state import Ending, State
 
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
@@ -240,25 +240,25 @@ class Solver:
             "candidates": len(state.x),
         }
 
-    def _phase_ended(self, state: State) -> Outcome | None:
+    def _phase_ended(self, state: State) -> Ending | None:
         """Why the present Phase I is over, or None. Decided on what was recorded, so that a resumed run agrees."""
         if state.step >= state.phase_start + self._phase_length(state):
-            return Outcome.FINISHED
+            return Ending.FINISHED
         last = state.history[-1] if state.history else {}
         if not self._records(state) or "loss" not in last:
             return None
         if last["gradient"] <= self.settings.gradient_tolerance:
-            return Outcome.CONVERGED
+            return Ending.CONVERGED
         earlier = state.history[-1 - PATIENCE :][0]
         of_this_phase = len(state.history) > PATIENCE and "loss" in earlier and earlier["step"] >= state.phase_start
         if self.settings.plateau > 0 and of_this_phase:
             fallen = 1 - last["objective"] / earlier["objective"]
-            return Outcome.PLATEAU if fallen < self.settings.plateau else None
+            return Ending.PLATEAU if fallen < self.settings.plateau else None
         return None
 
     # --- Phase II --------------------------------------------------------------------------------
 
-    def _split(self, state: State, ended: Outcome) -> State:
+    def _split(self, state: State, ended: Ending) -> State:
         policy = self.settings.splitting
         if not bool(state.x.isfinite().all() & state.multipliers.isfinite().all()):
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
@@ -297,12 +297,12 @@ class Solver:
             phase_start=state.step,
             history=(*state.history, event),
             # A phase that ended of itself, in a point that no split improves, is the end of the run.
-            outcome=Outcome.STABLE
-            if stable and ended is not Outcome.FINISHED and policy.direction == "curvature" and not self._counts
+            outcome=Ending.STABLE
+            if stable and ended is not Ending.FINISHED and policy.direction == "curvature" and not self._counts
             else None,
         )
 
-    def _counted(self, state: State, account: dict[str, Any], ended: Outcome) -> State:
+    def _counted(self, state: State, account: dict[str, Any], ended: Ending) -> State:
         """No splitting: what is left is the last phase or, after that, nothing."""
         L = float(self.final().loss(state.x, state.multipliers, state.labels) / self._T2)
         before = L - account["merging"]

@@ -27,7 +27,7 @@ from palimpsest.solver.merging import Merging
 from palimpsest.solver.optimisers import Adam, Optimiser
 from palimpsest.solver.priors import Box, Prior, TotalVariation
 from palimpsest.solver.splitting import Splitting
-from palimpsest.solver.state import Outcome, State
+from palimpsest.solver.state import Ending, State
 from palimpsest.solver.stationarity import Certificate, certify
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Reconstruction:
     parents: Tensor
     lineage: Tensor
     history: list[dict[str, Any]]
-    outcome: Outcome
+    outcome: Ending
     loss: float
     certify: Callable[..., Certificate]
 
@@ -123,7 +123,7 @@ class Reconstruction:
                 **{name: tensors[name].to(device) for name in TENSORS},
                 labels=tensors["labels"].to(device) if "labels" in tensors else None,
                 history=description["history"],
-                outcome=Outcome(description["outcome"]),
+                outcome=Ending(description["outcome"]),
                 loss=description["loss"],
                 certify=_cannot_certify,
             )
@@ -362,7 +362,7 @@ def _result(solver: Solver, state: State) -> Reconstruction:
         parents=state.parents,
         lineage=state.lineage,
         history=list(state.history),
-        outcome=state.outcome or Outcome.FINISHED,
+        outcome=state.outcome or Ending.FINISHED,
         loss=float(objective.loss(*point) / objective.target_norm_squared),
         certify=partial(certify, objective, *point),
     )

@@ -17,7 +17,7 @@ from palimpsest.solver.optimisers import Moments
 CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
 
-class Outcome(StrEnum):
+class Ending(StrEnum):
     """Why a run ended."""
 
     FINISHED = "all steps were done"
@@ -51,7 +51,7 @@ class State:
     """How often Phase II has been entered."""
     phase_start: int = 0
     """The step at which the present Phase I began."""
-    outcome: Outcome | None = None
+    outcome: Ending | None = None
     history: tuple[dict[str, Any], ...] = ()
     """What was recorded: one entry per recording step and one per split."""
 
@@ -101,7 +101,7 @@ class State:
             else:
                 fields[name] = t if name == "generator" else t.to(device)
         fields |= {name: description[name] for name in CLOCK}
-        outcome = None if description["outcome"] is None else Outcome(description["outcome"])
+        outcome = None if description["outcome"] is None else Ending(description["outcome"])
         check_history(description["history"])
         state = cls(**fields, moments=moments, outcome=outcome, history=tuple(description["history"]))
         state._check()

@@ -8,7 +8,7 @@ data are separated, a convex combination of the gradients of the margins, so the
 the loss is 10⁻³⁰⁰: training goes on towards the direction of maximum margin instead of standing still.
 """
 
-from palimpsest.training.fit import Fit, Outcome, Record, train
+from palimpsest.training.fit import Convergence, Fit, Record, train
 from palimpsest.training.problem import LossName
 
-__all__ = ["Fit", "LossName", "Outcome", "Record", "train"]
+__all__ = ["Convergence", "Fit", "LossName", "Record", "train"]

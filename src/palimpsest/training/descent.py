@@ -10,7 +10,7 @@ from torch import Tensor
 
 from palimpsest.execution import Program, Tensors
 from palimpsest.execution.fusion import fusible
-from palimpsest.training.problem import Numbers, Problem, State
+from palimpsest.training.problem import Evaluation, Numbers, TrainingProblem
 
 WINDOW = 500  # steps over which the progress under weight decay is looked at
 REESTIMATE, SETTLED = 10, 1000  # steps between two looks at the curvature; ten times as many once it has settled
@@ -24,7 +24,7 @@ class Descent:
     """
 
     def __init__(
-        self, problem: Problem, steps: int, learning_rate: float | None, momentum: float, tolerance: float
+        self, problem: TrainingProblem, steps: int, learning_rate: float | None, momentum: float, tolerance: float
     ) -> None:
         self.problem, self.steps, self.learning_rate = problem, steps, learning_rate
         self.momentum, self.tolerance = momentum, tolerance
@@ -83,7 +83,7 @@ class Descent:
         tensors["step"].add_(moving)
         return entry
 
-    def _gap(self, tensors: Tensors, state: State) -> Tensor:
+    def _gap(self, tensors: Tensors, state: Evaluation) -> Tensor:
         """The gap of this point; under weight decay, by what fraction F has fallen in the last 500 steps.
 
         The norm of the gradient would not do: ReLU networks with weight decay end on kinks, where it jumps.
@@ -95,7 +95,7 @@ class Descent:
         oldest = past[((step + 1) % len(past))[None]][0]  # NaN before the window is full
         return torch.where(oldest.isnan(), torch.ones_like(F), (1 - F / oldest).abs())
 
-    def _entry(self, tensors: Tensors, state: State) -> Tensors:
+    def _entry(self, tensors: Tensors, state: Evaluation) -> Tensors:
         entry = {name: tensors[name].clone() for name in ("step", "rate", "gap")}
         return entry | {name: getattr(state.numbers, name) for name in ("log_loss", "margin", "kkt_residual")}
 

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from palimpsest.errors import InvalidInputError, TrainingDivergedError
 from palimpsest.execution import Execution, Tensors
 from palimpsest.training.descent import Descent, part
-from palimpsest.training.problem import LossName, Problem
+from palimpsest.training.problem import LossName, TrainingProblem
 
 Record = dict[str, float]
 
 
-class Outcome(StrEnum):
+class Convergence(StrEnum):
     """How training ended."""
 
     CONVERGED = "converged"
@@ -50,7 +50,7 @@ class Fit:
     model: nn.Module
     initial: dict[str, Tensor]
     history: list[Record]
-    outcome: Outcome
+    outcome: Convergence
     gap: float
     tolerance: float
     loss: float
@@ -62,7 +62,7 @@ class Fit:
 
     @property
     def converged(self) -> bool:
-        return self.outcome is Outcome.CONVERGED
+        return self.outcome is Convergence.CONVERGED
 
     @property
     def summary(self) -> str:
@@ -123,7 +123,7 @@ def train(
     _check(loss, steps, learning_rate, momentum, weight_decay, tolerance)
     model = copy.deepcopy(model).eval()
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    problem = Problem(model, images, labels, loss, weight_decay)
+    problem = TrainingProblem(model, images, labels, loss, weight_decay)
     tolerance = problem.default_tolerance if tolerance is None else tolerance
     descent = Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
@@ -156,7 +156,7 @@ def train(
 
 @torch.no_grad()
 def _fit(
-    problem: Problem, tensors: Tensors, initial: dict[str, Tensor], history: list[Record], tolerance: float
+    problem: TrainingProblem, tensors: Tensors, initial: dict[str, Tensor], history: list[Record], tolerance: float
 ) -> Fit:
     """The result: the network with its final weights, described by the last entry of the history."""
     θ, last = part(tensors, "θ"), history[-1]
@@ -167,7 +167,7 @@ def _fit(
         model=problem.network.model,
         initial=initial,
         history=history,
-        outcome=Outcome.CONVERGED if last["gap"] <= tolerance else Outcome.OUT_OF_STEPS,
+        outcome=Convergence.CONVERGED if last["gap"] <= tolerance else Convergence.OUT_OF_STEPS,
         gap=last["gap"],
         tolerance=tolerance,
         loss=last["loss"],

@@ -37,12 +37,12 @@ class Numbers(NamedTuple):
 
 
 @dataclass(frozen=True)
-class State:
+class Evaluation:
     numbers: Numbers
     gradient: tuple[Tensor, ...]
 
 
-class Problem:
+class TrainingProblem:
     """The function F that training minimises: its value, gradient and curvature at any θ."""
 
     def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float) -> None:
@@ -81,7 +81,7 @@ class Problem:
         """What the loss is a function of: the outputs Φ for squared loss, otherwise the margins m."""
         return outputs if self.loss == "squared" else margins(outputs, self.targets)
 
-    def evaluate(self, θ: Mapping[str, Tensor]) -> State:
+    def evaluate(self, θ: Mapping[str, Tensor]) -> Evaluation:
         """F and ∇F: the loss is differentiated by hand in the outputs, the network by autograd."""
         leaves = {name: p.detach().requires_grad_() for name, p in θ.items()}
         with torch.enable_grad():
@@ -91,7 +91,7 @@ class Problem:
         parameters = list(leaves.values())
         gradient = torch.autograd.grad(outputs, parameters, pull, allow_unused=True, materialize_grads=True)
         numbers = (value, log_loss, gap, margin)
-        return State(*with_geometry(numbers, parameters, gradient, self.decay, self.loss != "squared"))
+        return Evaluation(*with_geometry(numbers, parameters, gradient, self.decay, self.loss != "squared"))
 
     def curvature(self, θ: Mapping[str, Tensor], direction: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         """Largest eigenvalue of JᵀDJ (+ δ), by power iteration, and the direction from which to go on next time.
