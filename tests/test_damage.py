@@ -74,7 +74,7 @@ def interrupted(runs, place) -> dict[str, Path]:
         copy.write_variants({"without": copy.variants()["without"]})
         job = jobs.Reading(candidates=3, steps=8, rounds=1)
         with pytest.raises(KeyboardInterrupt), copy.locked():
-            jobs.reconstruct(copy, job, device=torch.device("cpu"), callbacks=[Interrupt()])
+            jobs.reconstruct(copy, job, device=torch.device("cpu"), callbacks=lambda variant: [Interrupt()])
         assert copy.checkpoint.exists()
     return {name: place / f"{name}, interrupted" for name in runs}
 

@@ -189,7 +189,7 @@ class Interrupt(journal.Callback):
 def test_the_log_tells_of_interruption_resumption_and_failure(tmp_path):
     folder = train(tmp_path / "run")
     with pytest.raises(KeyboardInterrupt), folder.locked():
-        jobs.reconstruct(folder, READING, device=CPU, callbacks=[Interrupt()])
+        jobs.reconstruct(folder, READING, device=CPU, callbacks=lambda variant: [Interrupt()])
     with folder.locked():
         jobs.reconstruct(folder, READING, device=CPU)
     with pytest.raises(RunFolderError), folder.locked():
