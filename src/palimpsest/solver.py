@@ -125,9 +125,7 @@ class Solver:
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        self._steps = self.execution.executor(
-            programs, objective.device, often=["step"], steps=settings.steps, phases=self.rounds + 1
-        )
+        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
 
     # --- the explicit state machine --------------------------------------------------------------
 
@@ -209,10 +207,8 @@ class Solver:
         objective = self._at(β)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         point, watched = (x, λ, tensors.get("labels")), None
-        if not watch:
-            λ_grad_g, g = objective.slopes(*point)
-        else:
-            r, λ_grad_g, g = objective.pulls(*point)
+        r, λ_grad_g, g = objective.pulls(*point)
+        if watch:
             penalty = strength * self.prior.value(self.where.images(x), λ / unit)
             watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
@@ -227,9 +223,6 @@ class Solver:
             objective = self._at(self._sharpness(0.0))
             objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory)
             objective.check(*arguments)
-            if self.objective.chunk is not None:
-                self._steps.leave_uncompiled()  # each chunk would be compiled by itself
-            self.objective.prepare(state.x)
             self._prepared_for = len(state.x)
         return self._steps
 

@@ -1,9 +1,9 @@
-"""How a step runs: eagerly, compiled, or as a captured CUDA graph. The step is the same."""
+"""How a step runs: eagerly, or as a captured CUDA graph. The step is the same."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,17 +12,15 @@ import torch
 
 from palimpsest import fusion
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
-from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
-from palimpsest.execution.whole import Whole
 from palimpsest.precision import matrix_products
 
 WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
 
 log = logging.getLogger("palimpsest")
-Mode = Literal["auto", "eager", "compiled", "graph", "compiled-graph"]
-MODES: tuple[Mode, ...] = ("eager", "compiled", "graph", "compiled-graph")
+Mode = Literal["auto", "eager", "graph", "compiled-graph"]
+MODES: tuple[Mode, ...] = ("eager", "graph", "compiled-graph")
 
 __all__ = ["MODES", "Execution", "Executor", "Mode", "Program", "Tensors"]
 
@@ -32,10 +30,9 @@ class Execution:
     """How the steps of a run are carried out; what they compute is the same, up to rounding.
 
     Args:
-        mode: ``"eager"``; ``"compiled"``, on CUDA the elementwise work fused, on a CPU the whole step compiled for the
-            present number of candidates; ``"graph"``, a CUDA graph, which needs no launches from the host;
-            ``"compiled-graph"``, both. ``"auto"`` takes a graph on CUDA and eager on CPUs, and compiles for long runs;
-            where that turns out to be impossible it goes on eagerly.
+        mode: ``"eager"``; ``"graph"``, a CUDA graph, which needs no launches from the host; ``"compiled-graph"``, a
+            CUDA graph with the elementwise work fused. ``"auto"`` takes eager on CPUs and a graph on CUDA, compiled
+            for long runs. If a graph turns out to be impossible it continues eagerly.
         memory: gigabytes that the intermediate results of a step may take, by default half of what is free. Where all
             candidates together would take more they are worked on in chunks, to the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa; float64 is never rounded.
@@ -51,32 +48,21 @@ class Execution:
         if self.memory is not None and not self.memory > 0:
             raise InvalidInputError(f"memory is {self.memory}; give a positive number of gigabytes, or leave it out")
 
-    def resolved(self, device: torch.device, steps: int, phases: int = 1) -> Mode:
-        """The mode, with "auto" decided for a device and a number of steps in so many phases of different shapes."""
+    def resolved(self, device: torch.device, steps: int) -> Mode:
+        """The mode, with "auto" decided for a device and a number of steps."""
         if "graph" in self.mode and device.type != "cuda":
-            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager or compiled")
+            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager")
         if "compiled" in self.mode and not fusion.available(device):
-            raise InvalidInputError(f"torch cannot compile for {device} here; choose eager, or graph on CUDA")
+            raise InvalidInputError(f"torch cannot compile for {device} here; choose eager or graph")
         if self.mode != "auto":
             return self.mode
-        if device.type == "cuda":  # what is compiled there serves tensors of all shapes
-            return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
-        worth_it = device.type == "cpu" and steps >= phases * WORTH_COMPILING
-        return "compiled" if worth_it and fusion.available(device) else "eager"
+        if device.type != "cuda":
+            return "eager"
+        return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
 
-    def executor(
-        self,
-        programs: Mapping[str, Program],
-        device: torch.device,
-        *,
-        often: Collection[str],
-        steps: int,
-        phases: int = 1,
-    ) -> Executor:
-        """What runs these programs, those that come often about so many times."""
-        if device.type == "cpu":
-            keep_freed_memory()
-        return Executor(programs, self.resolved(device, steps, phases), device, often, insist=self.mode != "auto")
+    def executor(self, programs: Mapping[str, Program], device: torch.device, *, steps: int) -> Executor:
+        """An executor of these programs for a run of about this many steps."""
+        return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
 
     def numbers(self, device: torch.device) -> AbstractContextManager[None]:
         """Within it, matrix products have the precision asked for."""
@@ -84,26 +70,11 @@ class Execution:
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and is not insisted on."""
+    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and it may fall back."""
 
-    def __init__(
-        self,
-        programs: Mapping[str, Program],
-        mode: Mode,
-        device: torch.device,
-        often: Collection[str],
-        *,
-        insist: bool,
-    ) -> None:
-        self.mode, self._programs, self._insist = mode, programs, insist
-        self._whole = mode == "compiled" and device.type == "cpu"
-        self._runner: Whole | Graph | Eager
-        self._runner = Whole(programs, often) if self._whole else (Graph if "graph" in mode else Eager)(programs)
-
-    def leave_uncompiled(self) -> None:
-        """Compile no whole program from now on."""
-        if self._whole:
-            self.mode, self._whole, self._runner = "eager", False, Eager(self._programs)
+    def __init__(self, programs: Mapping[str, Program], mode: Mode, *, may_fall_back: bool) -> None:
+        self.mode, self._programs, self._may_fall_back = mode, programs, may_fall_back
+        self._runner: Graph | Eager = (Graph if "graph" in mode else Eager)(programs)
 
     def run(
         self, tensors: Tensors, plan: Sequence[str], paces: torch.Tensor | None = None
@@ -114,13 +85,13 @@ class Executor:
         """
         first = next(iter(tensors.values()))
         paces = torch.zeros(len(plan), 1, device=first.device) if paces is None else paces
-        with torch.no_grad(), fusion.fused("compiled" in self.mode and not self._whole):
+        with torch.no_grad(), fusion.fused("compiled" in self.mode):
             try:
                 return self._runner.run(tensors, plan, paces)
             except UnsupportedNetworkError as error:
-                if self._insist or self.mode == "eager":
+                if not self._may_fall_back or self.mode == "eager":
                     raise
-                log.warning("%s (%s); going on in the mode eager, which is slower", error, _first_line(error.__cause__))
+                log.warning("%s (%s); continuing in the slower mode eager", error, _first_line(error.__cause__))
         self.mode, self._runner = "eager", Eager(self._programs)
         return self.run(tensors, plan, paces)
 

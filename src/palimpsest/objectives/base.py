@@ -36,7 +36,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest import smoothing
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.objectives import dense, gram, reduced, weighting
+from palimpsest.objectives import dense, reduced, weighting
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.parametrisation import Parametrisation, Subspace
 from palimpsest.precision import matrix_products
@@ -119,7 +119,6 @@ class Objective(ABC):
         self._where: Parametrisation | None = None
         self._recognises_dense, self._output_count = True, 0
         self._dense: tuple[dense.Layer, ...] | None = None
-        self._gram: gram.GramStep | None = None
         self._checked: tuple | None = None  # shapes and kind of number that are known to fit
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
@@ -160,19 +159,6 @@ class Objective(ABC):
         self.check(x, multipliers, labels)
         r, λ_grad_g, g = self.pulls(x, multipliers, labels)
         return self.norm_squared(r), -2 * λ_grad_g, -2 * g
-
-    def slopes(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step.
-
-        Quicker after :meth:`prepare`.
-        """
-        if self._gram is None:
-            return self.pulls(x, multipliers, labels)[1:]
-        images = self._images(x)
-        d_images, g = self._gram.pulls(
-            images.flatten(1), self._per_tangent(multipliers), partial(self._φ_of, labels=labels), self.sharpness
-        )
-        return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
 
     def pulls(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, Tensor, Tensor]:
         """(r, ∇_x Σ_s λ_s g_s, g) of arguments that were checked before."""
@@ -249,7 +235,7 @@ class Objective(ABC):
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         other = copy.copy(self)
         where = where.to(self.device, self.dtype)
-        other._where, other._dense, other._gram, other._checked = where, None, None, None
+        other._where, other._dense, other._checked = where, None, None
         if isinstance(where, Subspace) and (smaller := self._reduced(where)):
             other._network, other._where = smaller.network, smaller.where
             other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
@@ -283,7 +269,7 @@ class Objective(ABC):
             other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
         other.target = {name: t.to(device, dtype) for name, t in self.target.items()}
         other.tangents = [{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents]
-        other._gram, other._checked = None, None
+        other._checked = None
         return other
 
     @property
@@ -297,7 +283,7 @@ class Objective(ABC):
     def by_autograd(self) -> Self:
         """The same objective, differentiated as any network is, even if its layers are dense."""
         other = copy.copy(self)
-        other._recognises_dense, other._dense, other._gram, other._checked = False, None, None, None
+        other._recognises_dense, other._dense, other._checked = False, None, None
         return other
 
     # --- what fits -------------------------------------------------------------------------------
@@ -361,17 +347,6 @@ class Objective(ABC):
             layers = dense.recognise(self._network, images) if self._recognises_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
-
-    def prepare(self, x: Tensor) -> None:
-        """Lay out beforehand what many steps with so many candidates have in common; see :meth:`slopes`.
-
-        It is kept until it is laid out anew, for a captured graph may still read it.
-        """
-        self._gram = None
-        whole = self.chunk is None or self.chunk >= len(x)
-        if whole and self._dense and gram.pays(self._dense, self.target, len(self.tangents) * len(x)):
-            parts = (self._dense, self.tangents, self.target, self.weights)
-            self._gram = gram.GramStep(*parts, len(x), self._top)
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
