@@ -20,6 +20,7 @@ from palimpsest.fingerprints import digest
 from palimpsest.fusion import fusible
 from palimpsest.merging import Merging
 from palimpsest.objectives import Objective
+from palimpsest.objectives.base import Bound
 from palimpsest.optimisers import Adam, Moments, Optimiser
 from palimpsest.parametrisation import Parametrisation
 from palimpsest.priors import Box, Prior, Sum, TotalVariation
@@ -117,6 +118,7 @@ class Solver:
         prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self.prior = prior.placed(self._T2)
         self._prepared_for = 0  # candidates
+        self._bound: Bound | None = None
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
         self._counts = settings.merging is not None and settings.merging.counting
@@ -140,7 +142,7 @@ class Solver:
         noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(x)
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
-        objective.check(x, noise, labels)
+        objective.bind(x, noise, labels)
         unit = self._multiplier_unit(x, noise, labels, generator)
         multipliers = START * unit * (noise - 0.5 if objective.signed else noise)
         return State(
@@ -165,7 +167,7 @@ class Solver:
         of its weights and of the loss.
         """
         signs = [2.0 * torch.randint(2, like.shape, generator=generator).to(like) - 1.0 for _ in range(4)]
-        squares = [self.objective.represented_norm_squared(x, s, labels) for s in signs]
+        squares = [self.objective.norm_squared(self.objective.represent(x, s, labels)) for s in signs]
         return float((self._T2 / torch.stack(squares).mean()).sqrt())
 
     def step(self, state: State) -> State:
@@ -207,13 +209,18 @@ class Solver:
         objective = self._at(β)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         point, watched = (x, λ, tensors.get("labels")), None
-        r, λ_grad_g, g = objective.pulls(*point)
+        assert self._bound is not None
+        r, *gradients = objective.residual_and_gradients(self._bound, *point)
         if watch:
             penalty = strength * self.prior.value(self.where.images(x), λ / unit)
-            watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
+            watched = {
+                "loss": objective.norm_squared(r) / self._T2,
+                "penalty": penalty,
+                "gradient": gradients[0].norm(),
+            }
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
         step = (self.settings.optimiser, self.where.unit, objective.signed, x, λ, unit)
-        _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)
+        _update(*step, gradients, self._T2, penalties, _moments(tensors), strength, others)
         return watched
 
     def prepare(self, state: State) -> Executor:
@@ -222,7 +229,7 @@ class Solver:
             arguments = (state.x, state.multipliers, state.labels)
             objective = self._at(self._sharpness(0.0))
             objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory)
-            objective.check(*arguments)
+            self._bound = objective.bind(*arguments)
             self._prepared_for = len(state.x)
         return self._steps
 
@@ -241,14 +248,14 @@ class Solver:
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. The only place of Phase I that waits for the device."""
-        loss, penalty, pull = torch.stack([watched[name].double() for name in ("loss", "penalty", "pull")]).tolist()
+        loss, penalty, gradient = torch.stack([t.double() for t in watched.values()]).tolist()
         if not math.isfinite(loss + penalty):
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
         return {
             "step": state.step,
             "loss": loss,
             "objective": loss + penalty,
-            "gradient": 2 * pull / float(self._T2),
+            "gradient": gradient / float(self._T2),
             "rate": self._rate(state, state.step) * self.settings.optimiser.learning_rate,
             "sharpness": self._sharpness(self._elapsed(state, state.step)),
             "candidates": len(state.x),
@@ -431,24 +438,24 @@ def _update(
     x: Tensor,
     λ: Tensor,
     unit: Tensor,
-    pulls: tuple[Tensor, Tensor],
+    gradients: Sequence[Tensor],
     T2: Tensor,
     penalties: tuple[Tensor, Tensor],
     moments: dict[str, Moments],
     strength: Tensor,
     pace: Sequence[Tensor],
 ) -> None:
-    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place; ∇L = −2 pulls.
+    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place.
 
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
     unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
     """
     rate, *others = pace
-    for of, value, pull, penalty, scale in (
-        ("x", x, pulls[0], penalties[0], x_unit),
-        ("multipliers", λ, pulls[1], penalties[1], unit / PIXEL),
+    for of, value, dL, penalty, scale in (
+        ("x", x, gradients[0], penalties[0], x_unit),
+        ("multipliers", λ, gradients[1], penalties[1], unit / PIXEL),
     ):
-        gradient = torch.addcmul(pull * (-2 * scale / T2), penalty, strength * scale)
+        gradient = torch.addcmul(dL * (scale / T2), penalty, strength * scale)
         optimiser.update_(value, gradient, moments[of], (rate * scale, *others))
     if not signed:
         λ.clamp_min_(0)
