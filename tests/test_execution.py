@@ -258,11 +258,11 @@ def test_a_graph_that_cannot_be_captured_is_refused_or_run_eagerly(monkeypatch, 
     """Refused where it was asked for, run eagerly where it was chosen automatically."""
 
     class Uncapturable(Eager):
-        def run(self, tensors, plan, paces):
+        def run(self, tensors, plan, schedule):
             raise UnsupportedNetworkError("", CAPTURE) from RuntimeError("no")
 
     monkeypatch.setattr(execution, "Graph", Uncapturable)
-    add = {"add": lambda tensors, pace: tensors["a"].add_(1) and None}
+    add = {"add": lambda tensors, row: tensors["a"].add_(1) and None}
     with pytest.raises(UnsupportedNetworkError):
         Executor(add, "graph", may_fall_back=False).run({"a": torch.zeros(1)}, ["add"])
     executor = Executor(add, "graph", may_fall_back=True)

@@ -98,11 +98,11 @@ def reconstruct(
     image_shape = (image_shape,) if isinstance(image_shape, int) else image_shape
     if within is not None and not isinstance(within, Subspace):
         raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
-    where = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
+    space = Everywhere(tuple(image_shape)) if within is None else within.shaped(tuple(image_shape)).to(
         objective.device, objective.dtype
     )  # fmt: skip
-    solver = Solver(objective, where, Settings(candidates=candidates, steps=steps, **settings), execution)
-    with solver.execution.numbers(objective.device):
+    solver = Solver(objective, space, Settings(candidates=candidates, steps=steps, **settings), execution)
+    with solver.execution.matrix_precision(objective.device):
         state = solver.init()
         watchers = [*callbacks]
         if checkpoint is not None:
@@ -165,7 +165,7 @@ def _result(solver: Solver, state: State) -> Reconstruction:
     objective = solver.final()
     point = (state.x, state.multipliers, state.labels)
     return Reconstruction(
-        images=solver.where.images(state.x),
+        images=solver.space.images(state.x),
         multipliers=state.multipliers,
         labels=state.labels,
         ids=state.ids,

@@ -129,7 +129,7 @@ def _ours(shape: Shape, device: torch.device, mode: Mode, *, dense: bool = True)
 
     def run(steps: int) -> None:
         nonlocal state
-        with execution.numbers(state.x.device):
+        with execution.matrix_precision(state.x.device):
             state = solver.descend(state, steps)
 
     return run
@@ -205,7 +205,7 @@ def _floor(shape: Shape, device: torch.device) -> Run:
 
     if not R[0].is_cuda:
         return partial(_repeat, step)
-    with Execution().numbers(device):
+    with Execution().matrix_precision(device):
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

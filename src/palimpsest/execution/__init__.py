@@ -64,8 +64,8 @@ class Execution:
         """An executor of these programs for a run of about this many steps."""
         return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
 
-    def numbers(self, device: torch.device) -> AbstractContextManager[None]:
-        """Within it, matrix products have the precision asked for."""
+    def matrix_precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """Within it, matrix products round to TF32 or not, as asked."""
         return matrix_products(tf32=self.tf32, device=device)
 
 
@@ -77,23 +77,23 @@ class Executor:
         self._runner: Graph | Eager = (Graph if "graph" in mode else Eager)(programs)
 
     def run(
-        self, tensors: Tensors, plan: Sequence[str], paces: torch.Tensor | None = None
+        self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None
     ) -> tuple[Tensors, list[Tensors]]:
         """The tensors after the programs named in ``plan``, and what these returned; those given stay as they are.
 
-        Each program is given its row of ``paces``.
+        Each program is given its row of the schedule.
         """
         first = next(iter(tensors.values()))
-        paces = torch.zeros(len(plan), 1, device=first.device) if paces is None else paces
+        schedule = torch.zeros(len(plan), 1, device=first.device) if schedule is None else schedule
         with torch.no_grad(), fusion.fused("compiled" in self.mode):
             try:
-                return self._runner.run(tensors, plan, paces)
+                return self._runner.run(tensors, plan, schedule)
             except UnsupportedNetworkError as error:
                 if not self._may_fall_back or self.mode == "eager":
                     raise
                 log.warning("%s (%s); continuing in the slower mode eager", error, _first_line(error.__cause__))
         self.mode, self._runner = "eager", Eager(self._programs)
-        return self.run(tensors, plan, paces)
+        return self.run(tensors, plan, schedule)
 
 
 def _first_line(error: BaseException | None) -> str:

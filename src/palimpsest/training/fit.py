@@ -138,7 +138,7 @@ def train(
         if callback:
             callback(history[-1])
 
-    with how.numbers(problem.images.device):
+    with how.matrix_precision(problem.images.device):
         tensors, step, stopped = descent.start(), 0, False
         while not stopped:
             tensors, seen = executor.run(tensors, descent.plan(step, record_every))
