@@ -77,7 +77,7 @@ def scaling() -> dict[str, Any]:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         solver = Solver(objective, Everywhere(CIFAR), Settings(candidates=k, steps=10**9, record_every=10**9))
-        with solver.execution.numbers(DEVICE):
+        with solver.execution.matrix_precision(DEVICE):
             state = solver.descend(solver.init(), 3)
             seconds, _ = timed(lambda: solver.descend(state, 10))  # noqa: B023
         rows[k] = {
@@ -94,7 +94,7 @@ def lanczos() -> dict[str, float]:
     objective = _random_problem(CIFAR)
     objective.sharpness = 10.0
     x, λ = 0.2 * torch.randn(1000, *CIFAR, device=DEVICE), torch.randn(1000, device=DEVICE)
-    with Execution().numbers(DEVICE):
+    with Execution().matrix_precision(DEVICE):
         start, _ = timed(lambda: x.flatten(1) @ x.flatten(1).T)  # loads the libraries, as in any program
         times = [timed(lambda: pal.splitting.min_eigenpairs(objective, x, λ, iterations=20))[0] for _ in range(4)]
         solver = Solver(

@@ -16,7 +16,7 @@ def per_sample_gradients(objective: Objective, x_i: Tensor, label: Tensor | None
     for tangent in objective.tangents:
         θ = {name: t.clone().requires_grad_() for name, t in tangent.items()}
         with Smoothed(objective.sharpness):
-            outputs = functional_call(objective._network, θ, (x_i[None],)).flatten(1)
+            outputs = functional_call(objective._network.module, θ, (x_i[None],)).flatten(1)
         φ = objective.scalar(outputs, None if label is None else label[None]).flatten()
         for φ_s in φ:
             grads = torch.autograd.grad(φ_s, list(θ.values()), create_graph=True, materialize_grads=True)

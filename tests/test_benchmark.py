@@ -11,14 +11,10 @@ from palimpsest import bench as benchmark
 from palimpsest.bench import Effort, Shape, steps
 from palimpsest.cli.commands import main
 from palimpsest.errors import InvalidInputError
-from palimpsest.execution import memory
+from palimpsest.runs import jobs
+from palimpsest.solver import memory
 
 CPU, TINY, BRIEF = torch.device("cpu"), Shape((1, 4, 4), (8,), 3), Effort(turns=1, seconds=0.001)
-
-
-@pytest.fixture(autouse=True)
-def _nothing_is_compiled(monkeypatch):
-    monkeypatch.setattr(steps, "MODES", ("eager",))
 
 
 def test_all_contenders_are_compared_in_one_run():
@@ -35,12 +31,23 @@ def test_the_published_method_computes_the_same_gradients(monkeypatch):
     moved = []
     monkeypatch.setattr(torch.optim.SGD, "step", lambda rule: moved.extend(rule.param_groups[0]["params"]))
     shape = Shape((1, 3, 3), (6,), 4)
-    model = pal.networks.MLP(shape.image, shape.hidden).double()
-    steps._published(model, shape, torch.float64)(1)
+    steps._published(shape, CPU, torch.float64)(1)
     x, λ = (t.detach() for t in moved)
-    dx, dλ = pal.KKT(model, sharpness=steps.β).gradients(x, λ[:, 0], torch.tensor([1, -1, 1, -1]))
+    initial, final = steps._networks(shape, CPU)
+    objective = pal.NTK(final.double(), initial.double().state_dict(), at=1.0, sharpness=steps.β)
+    dx, dλ = objective.gradients(x, λ[:, 0])
     assert torch.allclose(moved[0].grad, dx + 2 * (x.abs() - 1).relu() * x.sign())
-    assert torch.allclose(moved[1].grad[:, 0], dλ - 2 * (0.05 - λ[:, 0]).relu())
+    assert torch.allclose(moved[1].grad[:, 0], dλ)
+
+
+def test_a_cpu_times_the_problem_of_the_demo():
+    reading, shape = jobs.Reading(), Shape.usual(CPU)
+    objective, space = steps._problem(shape, CPU)
+    assert (shape.candidates, shape.nodes) == (reading.candidates, len(reading.at))
+    assert shape.hidden == jobs.Training().hidden
+    assert space.shape == (40,)  # images of the demo
+    assert len(objective.within(space).tangents) == 2
+    assert Shape.usual(torch.device("cuda")).span == 0
 
 
 def test_a_sweep_varies_one_number_at_a_time():
@@ -66,7 +73,7 @@ def test_the_bar_ends_where_the_benchmark_does():
 
 def test_the_estimate_of_memory_is_that_of_the_chunks():
     shape = Shape(candidates=1000)
-    objective = pal.KKT(pal.networks.MLP(shape.image, shape.hidden), sharpness=steps.β)
+    objective, _ = steps._problem(shape, CPU)
     gigabytes = steps.estimated_megabytes(shape) / 1e3
     x = torch.zeros(1000, *shape.image)
     assert memory.chunk_size(objective, x, 1.001 * gigabytes) is None
@@ -74,7 +81,7 @@ def test_the_estimate_of_memory_is_that_of_the_chunks():
 
 
 def test_shapes_and_efforts_that_make_no_sense():
-    for wrong in ({"candidates": 0}, {"hidden": ()}, {"image": (1, 0, 5)}):
+    for wrong in ({"candidates": 0}, {"hidden": ()}, {"image": (1, 0, 5)}, {"nodes": 0}, {"span": -1}):
         with pytest.raises(InvalidInputError):
             Shape(**wrong)
     for wrong in ({"turns": 0}, {"seconds": 0.0}):
@@ -94,13 +101,14 @@ def test_the_command_writes_numbers_and_a_picture(tmp_path, capsys):
     folder = tmp_path / "new" / "bench"
     assert bench(folder) == 0
     printed = capsys.readouterr().out
-    assert "16–8–1, k = 3" in printed
+    name = "16–8–1, k = 3, span 40, nodes 2"
+    assert name in printed
     assert "published float64" in printed
     results = json.loads((folder / "bench.json").read_text(encoding="utf-8"))
     assert results["versions"]["torch"] == torch.__version__
     assert results["threads"] == torch.get_num_threads()
     assert results["shape"]["image"] == [1, 4, 4]
-    assert [row["name"] for row in results["steps"]["16–8–1, k = 3"]][-1] == "floor"
+    assert [row["name"] for row in results["steps"][name]][-1] == "floor"
     assert [point["value"] for point in results["sweep"]["hidden layers"]] == [1, 2, 3, 4]
     assert (folder / "bench.png").read_bytes().startswith(b"\x89PNG")
 

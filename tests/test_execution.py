@@ -1,14 +1,13 @@
 """The same numbers in every mode, in chunks or whole, by hand or by autograd."""
 
 import functools
-import platform
-import tempfile
 import weakref
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import palimpsest as pal
@@ -16,12 +15,12 @@ from cases import NETWORKS, Case, make_case
 from palimpsest import execution, training
 from palimpsest.bench import steps
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
-from palimpsest.execution import Execution, Executor, fusion, memory
-from palimpsest.execution import whole as compiling
-from palimpsest.execution.allocator import keep_freed_memory
-from palimpsest.objectives import dense, gram
-from palimpsest.objectives.factor import Factor
+from palimpsest.execution import Execution, Executor, fusion
+from palimpsest.execution.eager import Eager
+from palimpsest.execution.graph import CAPTURE
+from palimpsest.objectives import dense
 from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver import loop, memory
 from palimpsest.solver.loop import Settings, Solver
 from palimpsest.solver.priors import Box, TotalVariation
 
@@ -37,37 +36,8 @@ def test_dense_stacks_are_recognised_and_differentiated_as_autograd_does(case: C
     """Over the whole table: perceptrons take the path for dense layers, everything else does not."""
     by_hand = case.objective.loss_and_gradients(*case.arguments)
     by_autograd = case.objective.by_autograd().loss_and_gradients(*case.arguments)
-    assert (case.objective._dense is not None) == ("mlp" in request.node.name)
+    assert (case.objective.bind(*case.arguments).stack is not None) == ("mlp" in request.node.name)
     assert all(close(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
-
-
-def test_a_step_without_the_residual_is_the_same_step(case: Case):
-    """Over the whole table, in float64, where it is not taken by itself."""
-    objective, (x, λ, labels) = case.objective, case.arguments
-    objective.check(x, λ, labels)
-    if objective._dense is None or len(objective._dense) < 2:
-        pytest.skip("not a stack of dense layers")
-    parts = (objective._dense, objective.tangents, objective.target, objective.weights, len(x), objective._top)
-    with torch.no_grad():
-        _, *expected = objective.pulls(x, λ, labels)
-        objective._gram = gram.GramStep(*parts)
-        actual = objective.slopes(x, λ, labels)
-    assert all(close(a, b) for a, b in zip(actual, expected, strict=True))
-
-
-@pytest.mark.parametrize("candidates", [3, 40])
-def test_the_residual_is_left_out_where_candidates_are_few(candidates):
-    """2k(d + m) multiplications stand against dm; either way the gradients agree to single precision."""
-    torch.manual_seed(0)
-    objective = pal.KKT(pal.networks.MLP(60, (50, 40)), sharpness=5.0)
-    x, λ, y = torch.randn(candidates, 60), torch.rand(candidates), 1 - 2 * (torch.arange(candidates) % 2)
-    _, dx, dλ = objective.loss_and_gradients(x, λ, y)
-    objective.prepare(x)
-    assert (objective._gram is not None) == (candidates == 3)
-    with torch.no_grad():
-        λ_grad_g, g = objective.slopes(x, λ, y)
-    assert close(-2 * λ_grad_g, dx, 1e-5)
-    assert close(-2 * g, dλ, 1e-5)
 
 
 def test_plain_relus_are_differentiated_as_autograd_does():
@@ -132,7 +102,7 @@ def test_a_frozen_layer_is_left_to_autograd():
     objective = pal.KKT(model, signed=True, sharpness=4.0)
     x, λ = torch.randn(3, 6).double(), torch.randn(3, 2).double()
     assert set(objective.residual(x, λ)) == {"first.weight", "first.bias", "second.weight"}
-    assert objective._dense is None
+    assert objective.bind(x, λ, None).stack is None
 
 
 def _accumulating(_, a, b, out_shape=None, **options):
@@ -143,48 +113,27 @@ def _accumulating(_, a, b, out_shape=None, **options):
 counting = functools.partial(FlopCounterMode, display=False, custom_mapping={torch.ops.aten.addmm_: _accumulating})
 
 
-def test_a_step_takes_the_fewest_matrix_products():
-    """5·kdm + 7·km² multiply-adds for d–m–m–1, and what the output layer needs; the floor of the benchmark is that."""
-    k, d, m = 3, 10, 7
-    shape = steps.Shape((d,), (m, m), k)
-    model = pal.networks.MLP(d, (m, m))
-    objective = pal.KKT(model, sharpness=5.0)
-    x, λ, y = torch.randn(k, d), torch.rand(k), torch.tensor([1, -1, 1])
-    objective.check(x, λ, y)
+@pytest.mark.parametrize("span", [0, 4])
+@pytest.mark.parametrize("nodes", [1, 2, 3])
+def test_a_step_takes_the_fewest_matrix_products(span, nodes):
+    """As many as the floor of the benchmark: (3 + 2S)·kdm + 7S·km² multiply-adds for d–m–m–1 and S nodes.
+
+    Three products of the first layer are done once for all nodes. The output layer takes 6S·km.
+    """
+    k, d, m, cpu = 3, 10, 7, torch.device("cpu")
+    shape = steps.Shape((d,), (m, m), k, span, nodes)
+    objective, space = steps._problem(shape, cpu)
+    objective = objective.within(space)
+    point = torch.randn(k, *space.shape), torch.rand(k, nodes).squeeze(1), None
+    bound, run = objective.bind(*point), steps._floor(shape, cpu)
     with counting() as ours:
-        objective.pulls(x, λ, y)
+        objective.residual_and_gradients(bound, *point)
     with counting() as floor:
-        steps._floor(model, shape)(1)
+        run(1)
     assert ours.get_total_flops() == floor.get_total_flops()
-    assert floor.get_total_flops() == 2 * (5 * k * d * m + 7 * k * m * m + 6 * k * m)
-
-
-@pytest.mark.parametrize("at", [(0.5,), (0.2, 0.8), (0.1, 0.5, 0.9)])
-def test_tangent_nodes_share_what_they_can(at):
-    """(3 + 2S)·kdm + 7S·km² for S nodes: three products of the first layer are done once for all."""
-    k, d, m, S = 3, 10, 7, len(at)
-    initial, final = (pal.networks.MLP(d, (m, m)) for _ in range(2))
-    objective = pal.NTK(final, initial.state_dict(), at=at, sharpness=5.0)
-    x, λ = torch.randn(k, d), torch.rand(k, S)
-    objective.check(x, λ, None)
-    with counting() as ours:
-        objective.pulls(x, λ, None)
-    assert ours.get_total_flops() == 2 * ((3 + 2 * S) * k * d * m + 7 * S * k * m * m + 6 * S * k * m)
-
-
-def test_what_a_graph_may_still_read_is_kept_through_a_split_that_was_refused():
-    """The line search looks at more candidates and then stays; captured steps must not lose their factors by it."""
-    torch.manual_seed(0)
-    settings = Settings(candidates=4, steps=8, record_every=2, splitting=pal.Splitting(rounds=1, eta_max=1e9))
-    solver = Solver(pal.KKT(pal.networks.MLP(60, (50, 40))), Everywhere((60,)), settings)
-    state = solver.init()
-    while state.round == 0:
-        state, before = solver.step(state), solver.objective._gram
-    assert before is not None
-    assert len(state.x) == 4
-    while not solver.done(state):
-        state = solver.step(state)
-    assert solver.objective._gram is before
+    if not span:
+        expected = (3 + 2 * nodes) * k * d * m + 7 * nodes * k * m * m + 6 * nodes * k * m
+        assert ours.get_total_flops() == 2 * expected
 
 
 # --- chunks ---------------------------------------------------------------------------------------
@@ -232,20 +181,14 @@ def test_a_run_in_chunks_ends_where_a_whole_one_does():
 # --- modes ----------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def traced(monkeypatch):
-    """What was traced, without generating code for it: all that can differ between modes on a CPU."""
-    monkeypatch.setattr("torch._inductor.compile", lambda graph, inputs, options: graph)
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA graphs need a GPU")
 
 
-MODES = ["compiled", *(["graph", "compiled-graph"] if torch.cuda.is_available() else [])]
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_mode_reconstructs_the_same(mode, traced):
-    device = "cuda" if "graph" in mode else "cpu"
+@needs_cuda
+@pytest.mark.parametrize("mode", ["graph", "compiled-graph"])
+def test_every_mode_reconstructs_the_same(mode):
     torch.manual_seed(0)
-    initial, final = (pal.networks.MLP((1, 4, 4), (8, 8)).double().to(device) for _ in range(2))
+    initial, final = (pal.networks.MLP((1, 4, 4), (8, 8)).double().cuda() for _ in range(2))
     objective = pal.NTK(final, initial.state_dict(), at=(0.2, 0.8))
     runs = [
         pal.reconstruct(
@@ -265,34 +208,86 @@ def test_every_mode_reconstructs_the_same(mode, traced):
     assert [r["step"] for r in runs[0].history] == [r["step"] for r in runs[1].history]
 
 
-@pytest.mark.parametrize("mode", MODES)
+@needs_cuda
+@pytest.mark.parametrize("mode", ["graph", "compiled-graph"])
 @pytest.mark.parametrize("options", [{}, {"loss": "logistic"}, {"loss": "logistic", "weight_decay": 0.1}])
-def test_every_mode_trains_the_same(mode, options, traced):
+def test_every_mode_trains_the_same(mode, options):
     torch.manual_seed(0)
     x, y = torch.randn(8, 5).double(), torch.tensor([1, -1] * 4)
-    model = pal.networks.MLP(5, (9,)).double().to("cuda" if "graph" in mode else "cpu")
+    model = pal.networks.MLP(5, (9,)).double().cuda()
     fits = [pal.train(model, x, y, steps=35, execution=Execution(mode=m), **options) for m in ("eager", mode)]
     for name, value in fits[0].model.state_dict().items():
         assert torch.allclose(value, fits[1].model.state_dict()[name], atol=1e-9)
     assert len(fits[0].history) == len(fits[1].history)
 
 
-def test_automatic_modes():
-    cpu = torch.device("cpu")
-    assert Execution().resolved(cpu, 4000) == "eager"
-    assert Execution().resolved(cpu, 10**9) == ("compiled" if fusion.available(cpu) else "eager")
-    assert Execution().resolved(cpu, 30_000, phases=2) == "eager"  # each phase has to be compiled by itself
-    with pytest.raises(InvalidInputError, match="no CUDA graphs"):
-        Execution(mode="graph").resolved(torch.device("cpu"), 10)
+def test_automatic_modes(monkeypatch):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    for steps_, there_is_a_compiler, mode in (
+        (4000, True, "graph"),
+        (10**9, True, "compiled-graph"),
+        (10**9, False, "graph"),
+    ):
+        monkeypatch.setattr(fusion, "available", lambda device: there_is_a_compiler)  # noqa: B023
+        assert Execution().resolved(cuda, steps_) == mode
+        assert Execution().resolved(cpu, steps_) == "eager"
+    for device, mode in ((cpu, "graph"), (cuda, "compiled-graph")):
+        with pytest.raises(InvalidInputError):
+            Execution(mode=mode).resolved(device, 10)
     for wrong in ({"mode": "fast"}, {"memory": 0.0}, {"memory": float("nan")}):
         with pytest.raises(InvalidInputError):
             Execution(**wrong)
 
 
-def test_no_compiler_is_said_in_one_sentence(monkeypatch):
-    monkeypatch.setattr(fusion, "available", lambda device: False)
-    with pytest.raises(InvalidInputError, match="cannot compile"):
-        Execution(mode="compiled").resolved(torch.device("cpu"), 10)
+def test_a_graph_that_cannot_be_captured_is_refused_or_run_eagerly(monkeypatch, caplog):
+    """Refused where it was asked for, run eagerly where it was chosen automatically."""
+
+    class Uncapturable(Eager):
+        def run(self, tensors, plan, schedule):
+            raise UnsupportedNetworkError("", CAPTURE) from RuntimeError("no")
+
+    monkeypatch.setattr(execution, "Graph", Uncapturable)
+    add = {"add": lambda tensors, row: tensors["a"].add_(1) and None}
+    with pytest.raises(UnsupportedNetworkError):
+        Executor(add, "graph", may_fall_back=False).run({"a": torch.zeros(1)}, ["add"])
+    executor = Executor(add, "graph", may_fall_back=True)
+    assert executor.run({"a": torch.zeros(1)}, ["add", "add"])[0]["a"] == 2
+    assert executor.mode == "eager"
+    assert len(caplog.records) == 1
+
+
+class ReadingRefused(TorchDispatchMode):
+    """Fails where a program waits for values of the device, which a CUDA graph cannot capture."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func not in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default), func
+        return func(*args, **(kwargs or {}))
+
+
+class Small(pal.priors.Prior):
+    """Without a closed form: its gradient is taken by autograd."""
+
+    def value(self, images, multipliers):
+        return 0.1 * images.square().mean() + 0.1 * multipliers.square().mean()
+
+
+@pytest.mark.parametrize("priors", [(Box(), TotalVariation()), Small()], ids=["closed form", "autograd"])
+@pytest.mark.parametrize("network", [NETWORKS[1], NETWORKS[3]], ids=lambda network: network.name)
+@pytest.mark.parametrize("method", ["kkt", "multiclass", "ntk-nodes"])
+def test_a_step_reads_nothing_back_from_the_device(method, network, priors):
+    settings = Settings(candidates=4, steps=8, record_every=4, priors=priors)
+    solver = Solver(make_case(network, method).objective, Everywhere(network.image_shape), settings)
+    state = solver.descend(solver.init(), 1)
+    tensors = loop._tensors(state)
+    with ReadingRefused():
+        _, seen = solver.prepare(state).run(tensors, ["watched step", "step"], torch.ones(2, 4, dtype=torch.float64))
+    assert seen[0]["loss"].isfinite()
+
+
+def test_priors_say_whether_they_have_a_closed_form():
+    assert not Small().closed_form
+    assert (TotalVariation() + Box()).closed_form
+    assert not (TotalVariation() + Small()).closed_form
 
 
 @pytest.fixture
@@ -300,7 +295,7 @@ def pieces(monkeypatch):
     """All that is fused on a GPU, to be traced afresh, and without generating code."""
     compile_ = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compile_(f, backend="aot_eager", **options))
-    modules = (pal.solver, training.descent, training.losses, training.problem, dense)
+    modules = (loop, training.descent, training.losses, training.problem, dense)
     found = [f for module in modules for f in vars(module).values() if isinstance(f, fusion.fusible)]
     for piece in found:
         vars(piece).pop("compiled", None)
@@ -327,121 +322,11 @@ def test_pieces_that_are_fused_on_a_gpu_compute_the_same(pieces, monkeypatch):
 
     plain = both()
     assert not any("compiled" in vars(piece) for piece in pieces)
-    gpu = torch.device("cuda")
-    monkeypatch.setattr(
-        Execution, "executor", lambda how, programs, *_, **__: Executor(programs, "compiled", gpu, (), insist=True)
-    )
+    monkeypatch.setattr(execution, "Graph", Eager)
+    monkeypatch.setattr(Execution, "resolved", lambda *_: "compiled-graph")
     fused = both()
     assert all("compiled" in vars(piece) for piece in pieces)
     assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(plain, fused, strict=True))
-
-
-@pytest.mark.skipif(
-    not fusion.available(torch.device("cpu")) or " " in tempfile.gettempdir(),
-    reason="no compiler, or a TMPDIR with spaces, which torch does not quote when it calls one",
-)
-def test_generated_code_computes_the_same(monkeypatch):
-    """With nothing put in the compiler's place, in single precision, where matrices are laid out beforehand."""
-    torch.manual_seed(0)
-    initial, final = (pal.networks.MLP((1, 12, 12), (60, 60)) for _ in range(2))
-    calls, real = [], compiling._compiled
-
-    def counted(*arguments):
-        code = real(*arguments)
-        return lambda *tensors: calls.append(None) or code(*tensors)
-
-    monkeypatch.setattr(compiling, "_compiled", counted)
-    settings, where = Settings(candidates=3, steps=60, record_every=20), Everywhere((1, 12, 12))
-    states = []
-    for mode in ("eager", "compiled"):
-        solver = Solver(pal.NTK(final, initial.state_dict()), where, settings, Execution(mode=mode))
-        state = solver.init()
-        while state.step < 40:
-            state = solver.step(state)
-        assert solver.objective._gram is not None
-        states.append(state)
-    plain, compiled = states
-    assert torch.allclose(plain.x, compiled.x, atol=1e-4)
-    assert calls  # one of them did run as generated code
-    assert compiled.history[1]["loss"] == pytest.approx(plain.history[1]["loss"], rel=1e-4)
-
-
-def fail(*arguments, **options):
-    raise TypeError("no code for this")
-
-
-class ReadsValues(nn.Module):
-    """Scales by numbers that it reads past torch, which tracing would make constants of."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(6, 5), nn.Linear(5, 1)
-
-    def forward(self, x):
-        h = F.relu(self.first(x.flatten(1)))
-        return self.head(h) * torch.tensor([[1 + float(row.mean())] for row in h.detach().numpy()])
-
-
-@pytest.mark.parametrize("why", ["the compiler", "the network"])
-def test_what_cannot_be_compiled_is_refused_or_run_eagerly(why, monkeypatch, caplog):
-    """The first where compiling was asked for, the second where it was only thought of."""
-    trouble = fail if why == "the compiler" else lambda graph, inputs, options: graph
-    monkeypatch.setattr("torch._inductor.compile", trouble)
-    monkeypatch.setattr(execution, "WORTH_COMPILING", 1)
-    monkeypatch.setattr(fusion, "available", lambda device: True)
-    torch.manual_seed(0)
-    model = pal.networks.MLP(6, (5,)) if why == "the compiler" else ReadsValues()
-    run = functools.partial(
-        pal.reconstruct, pal.KKT(model), image_shape=6, candidates=4, steps=30, record_every=10, progress=False
-    )
-    with pytest.raises(UnsupportedNetworkError, match="use the execution mode eager"):
-        run(execution=Execution(mode="compiled"))
-    assert torch.equal(run().images, run(execution=Execution(mode="eager")).images)
-    assert "going on in the mode eager" in caplog.text
-
-
-def test_chunks_are_not_compiled_each_by_itself(monkeypatch):
-    monkeypatch.setattr("torch._inductor.compile", fail)
-    torch.manual_seed(0)
-    rec = pal.reconstruct(
-        pal.KKT(pal.networks.MLP(6, (5,))),
-        image_shape=6,
-        candidates=9,
-        steps=30,
-        record_every=10,
-        progress=False,
-        execution=Execution(mode="compiled", memory=1e-6),
-    )
-    assert rec.images.isfinite().all()
-
-
-def test_where_a_run_is_resumed_does_not_decide_what_is_compiled(traced):
-    """The step after a stop may be one alone, and is compiled all the same."""
-    torch.manual_seed(0)
-    objective = pal.KKT(pal.networks.MLP(6, (5,)).double())
-    settings = Settings(candidates=4, steps=30, record_every=10)
-    solver = Solver(objective, Everywhere((6,)), settings, Execution(mode="compiled"))
-    solver.descend(solver.descend(solver.init(), 1), 1)
-    assert list(solver._steps._runner._compiled) == ["step"]
-
-
-def test_classes_are_told_apart_without_reading_them(traced):
-    torch.manual_seed(0)
-    objective = pal.MulticlassKKT(pal.networks.MLP(6, (5,), 3).double())
-    run = functools.partial(pal.reconstruct, objective, image_shape=6, candidates=6, steps=20, record_every=10)
-    runs = [run(progress=False, execution=Execution(mode=mode)) for mode in ("eager", "compiled")]
-    assert torch.allclose(runs[0].images, runs[1].images, atol=1e-9)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_a_constant_factor_multiplies_and_adds(dtype):
-    """With float32 packed where the library can, and with float64 never; into part of a larger tensor as well."""
-    torch.manual_seed(0)
-    A, b, h, total = (torch.randn(*shape).to(dtype) for shape in ((5, 4), (4,), (3, 5), (3, 8)))
-    expected = total[:, 2:6] + h @ A
-    assert torch.allclose(Factor(A, b, rows=3)(h), h @ A + b, atol=1e-5)
-    assert Factor(A, rows=3).onto(total[:, 2:6], h).data_ptr() == total[:, 2:6].data_ptr()
-    assert torch.allclose(total[:, 2:6], expected, atol=1e-5)
 
 
 def test_a_solver_is_freed_without_the_garbage_collector():
@@ -464,35 +349,6 @@ def test_a_stretch_can_be_cut_anywhere():
     assert whole.step == cut.step == 20
     assert torch.equal(whole.x, cut.x)
     assert whole.history == cut.history
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-def test_glibc_agrees_to_keep_freed_memory():
-    assert keep_freed_memory()
-
-
-def test_a_prior_without_closed_form_runs_in_every_mode(traced):
-    """Its gradient is taken by autograd, which is traced like anything else."""
-
-    class Small(pal.priors.Prior):
-        def value(self, images, multipliers):
-            return 0.1 * images.square().mean() + 0.1 * multipliers.square().mean()
-
-    assert not Small().closed_form
-    assert (TotalVariation() + Box()).closed_form
-    assert not (TotalVariation() + Small()).closed_form
-    torch.manual_seed(0)
-    initial, final = (pal.networks.MLP((1, 3, 3), (6,)).double() for _ in range(2))
-    run = functools.partial(
-        pal.reconstruct,
-        pal.NTK(final, initial.state_dict()),
-        image_shape=(1, 3, 3),
-        candidates=3,
-        steps=5,
-        record_every=5,
-    )
-    runs = [run(priors=Small(), progress=False, execution=Execution(mode=mode)) for mode in ("eager", "compiled")]
-    assert torch.allclose(runs[0].images, runs[1].images, atol=1e-9)
 
 
 def test_a_fingerprint_does_not_depend_on_how_far_a_run_is():

@@ -162,10 +162,10 @@ class Plain(pal.optimisers.Optimiser):
         return {"last": torch.zeros_like(parameter)}
 
     def pace(self, step, factor):
-        return (factor * self.learning_rate,)
+        return pal.optimisers.Pace(factor * self.learning_rate)
 
     def update_(self, parameter, gradient, moments, pace):
-        parameter.sub_(pace[0] * moments["last"].copy_(gradient))
+        parameter.sub_(pace.rate * moments["last"].copy_(gradient))
 
     def rescaled(self, moments, scale):
         return {"last": moments["last"] * scale}

@@ -291,7 +291,7 @@ def test_the_certificate_of_a_run_in_chunks_takes_no_more_memory_than_the_run():
     initial, final = (pal.networks.MLP(d, (7,)).double() for _ in range(2))
     objective = pal.NTK(final, initial.state_dict()).by_autograd()
     batches = []
-    objective._network.register_forward_pre_hook(lambda module, args: batches.append(len(args[0])))
+    objective._network.module.register_forward_pre_hook(lambda module, args: batches.append(len(args[0])))
     rec = pal.reconstruct(
         objective,
         image_shape=d,

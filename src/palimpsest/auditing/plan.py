@@ -155,7 +155,7 @@ def measured_rate(
     mode = Execution().resolved(objective.device, PLENTY)  # that of a run as long as the longest that is planned
     settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
     solver = Solver(objective, Everywhere(image_shape), settings, Execution(mode=mode))
-    with solver.execution.numbers(objective.device):
+    with solver.execution.matrix_precision(objective.device):
         state = solver.step(solver.init())  # the first steps pay for what later ones find ready
         began, first = time.monotonic(), state.step
         while state.step == first or time.monotonic() - began < seconds:

@@ -14,8 +14,9 @@ import palimpsest as pal
 from palimpsest.errors import InvalidInputError
 from palimpsest.execution import MODES, Execution, Mode
 from palimpsest.execution.fusion import available
+from palimpsest.objectives import Objective
 from palimpsest.objectives.smoothing import Smoothed
-from palimpsest.objectives.spaces import Everywhere
+from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
 from palimpsest.solver import memory
 from palimpsest.solver.loop import Settings, Solver
 
@@ -27,24 +28,34 @@ Run = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Shape:
-    """A perceptron d–m–…–m–1 for images, and k candidates.
+    """A perceptron d–m–…–m–1 for images, and k candidates for the NTK method.
+
+    Args:
+        span: the dimensions of the subspace in which candidates are searched, or 0 for all of image space.
+        nodes: the number of tangent points.
 
     >>> Shape().name
     '625–500–500–1, k = 80'
+    >>> Shape(span=40, nodes=2).name
+    '625–500–500–1, k = 80, span 40, nodes 2'
     """
 
     image: tuple[int, ...] = (1, 25, 25)
     hidden: tuple[int, ...] = (500, 500)
     candidates: int = 80
+    span: int = 0
+    nodes: int = 1
 
     def __post_init__(self) -> None:
-        if not self.image or not self.hidden or min(*self.image, *self.hidden, self.candidates) < 1:
-            raise InvalidInputError("sides of the image, hidden layers and candidates must be at least 1")
+        if not self.image or not self.hidden or min(*self.image, *self.hidden, self.candidates, self.nodes) < 1:
+            raise InvalidInputError("sides of the image, hidden layers, candidates and nodes must be at least 1")
+        if self.span < 0:
+            raise InvalidInputError(f"the span has {self.span} dimensions; give 0 for all of image space, or more")
 
     @classmethod
     def usual(cls, device: torch.device) -> Shape:
-        """What a device is there for: the demo on a CPU, a thousand candidates of CIFAR-10 on CUDA."""
-        return cls((3, 32, 32), (1000, 1000), 1000) if device.type == "cuda" else cls()
+        """The demo's own problem on a CPU, a thousand candidates of CIFAR-10 on CUDA."""
+        return cls((3, 32, 32), (1000, 1000), 1000) if device.type == "cuda" else cls(span=40, nodes=2)
 
     @property
     def inputs(self) -> int:
@@ -53,24 +64,23 @@ class Shape:
 
     @property
     def name(self) -> str:
-        return f"{'–'.join(map(str, (self.inputs, *self.hidden, 1)))}, k = {self.candidates}"
+        search = f", span {self.span}" * (self.span > 0) + f", nodes {self.nodes}" * (self.nodes > 1)
+        return f"{'–'.join(map(str, (self.inputs, *self.hidden, 1)))}, k = {self.candidates}{search}"
 
 
 def contenders(shape: Shape, device: torch.device) -> dict[str, Callable[[], Run]]:
     """What makes each of them ready, by name."""
-    torch.manual_seed(0)
-    model = pal.networks.MLP(shape.image, shape.hidden).to(device)
     modes = [mode for mode in MODES if _possible(mode, device)]
     return {
-        "published float64": partial(_published, model, shape, torch.float64),
-        "published float32": partial(_published, model, shape, torch.float32),
+        "published float64": partial(_published, shape, device, torch.float64),
+        "published float32": partial(_published, shape, device, torch.float32),
         **{
-            f"any network, {mode}": partial(_ours, model, shape, mode, dense=False)
+            f"any network, {mode}": partial(_ours, shape, device, mode, dense=False)
             for mode in modes
             if "compiled" not in mode
         },
-        **{mode: partial(_ours, model, shape, mode) for mode in modes},
-        "floor": partial(_floor, model, shape),
+        **{mode: partial(_ours, shape, device, mode) for mode in modes},
+        "floor": partial(_floor, shape, device),
     }
 
 
@@ -81,41 +91,61 @@ def automatic(device: torch.device) -> Mode:
 
 def estimated_megabytes(shape: Shape) -> float:
     """What the intermediate results of our step are reckoned to take when the size of chunks is chosen."""
-    objective = pal.KKT(pal.networks.MLP(shape.image, shape.hidden), sharpness=β)
-    x = torch.zeros(shape.candidates, *shape.image)
-    return shape.candidates * memory.bytes_per_candidate(objective, x) / 1e6
+    objective, space = _problem(shape, torch.device("cpu"))
+    x = torch.zeros(shape.candidates, *space.shape)
+    return shape.candidates * memory.bytes_per_candidate(objective.within(space), x) / 1e6
 
 
 def _possible(mode: Mode, device: torch.device) -> bool:
     return (device.type == "cuda" or "graph" not in mode) and ("compiled" not in mode or available(device))
 
 
+def _networks(shape: Shape, device: torch.device) -> tuple[nn.Module, nn.Module]:
+    """Before and after training."""
+    torch.manual_seed(0)
+    initial, final = (pal.networks.MLP(shape.image, shape.hidden).to(device) for _ in range(2))
+    return initial, final
+
+
+def _problem(shape: Shape, device: torch.device) -> tuple[Objective, Parametrisation]:
+    """The objective, and the space in which its candidates are searched."""
+    initial, final = _networks(shape, device)
+    at = [(s + 0.5) / shape.nodes for s in range(shape.nodes)]
+    objective = pal.NTK(final, initial.state_dict(), at=at if shape.nodes > 1 else 0.5, sharpness=β)
+    if shape.span == 0:
+        return objective, Everywhere(shape.image)
+    basis = torch.linalg.qr(torch.randn(shape.inputs, min(shape.span, shape.inputs)))[0].T
+    return objective, Subspace(torch.zeros(shape.image), basis.reshape(-1, *shape.image)).to(device)
+
+
 # --- the contenders ---------------------------------------------------------------------------------
 
 
-def _ours(model: nn.Module, shape: Shape, mode: Mode, *, dense: bool = True) -> Run:
+def _ours(shape: Shape, device: torch.device, mode: Mode, *, dense: bool = True) -> Run:
     settings = Settings(candidates=shape.candidates, steps=ENDLESS, record_every=ENDLESS)
     execution = Execution(mode=mode)
-    objective = pal.KKT(model) if dense else pal.KKT(model).by_autograd()
-    solver = Solver(objective, Everywhere(shape.image), settings, execution)
+    objective, space = _problem(shape, device)
+    solver = Solver(objective if dense else objective.by_autograd(), space, settings, execution)
     state = solver.init()
 
     def run(steps: int) -> None:
         nonlocal state
-        with execution.numbers(state.x.device):
+        with execution.matrix_precision(state.x.device):
             state = solver.descend(state, steps)
 
     return run
 
 
-def _published(model: nn.Module, shape: Shape, dtype: torch.dtype) -> Run:
-    """∇ of ‖θ − Σ λ_i y_i ∇_θ Φ(x_i)‖² plus penalties by autograd, for the candidates and the parameters alike."""
-    network = pal.networks.MLP(shape.image, shape.hidden).to(next(model.parameters()).device, dtype)
-    network.load_state_dict(model.state_dict())
-    k, like = shape.candidates, next(network.parameters())
-    x = (0.2 * torch.randn(k, *shape.image)).to(like).requires_grad_()
-    λ = torch.rand(k, 1).to(like).requires_grad_()
-    y = torch.where(torch.arange(k) % 2 == 0, 1.0, -1.0)[:, None].to(like)
+def _published(shape: Shape, device: torch.device, dtype: torch.dtype) -> Run:
+    """∇ of ‖θ − θ_0 − Σ λ_i ∇_θ Φ(x_i)‖² plus a box by autograd, for the candidates and the parameters alike.
+
+    One node, at the final weights, everywhere.
+    """
+    initial, network = (network.to(dtype) for network in _networks(shape, device))
+    T = [(θ - θ_0).detach() for θ, θ_0 in zip(network.parameters(), initial.parameters(), strict=True)]
+    k = shape.candidates
+    x = (0.2 * torch.randn(k, *shape.image)).to(T[0]).requires_grad_()
+    λ = torch.randn(k, 1).to(T[0]).requires_grad_()
     rules = [torch.optim.SGD([x], lr=1e-6, momentum=0.9), torch.optim.SGD([λ], lr=1e-6, momentum=0.9)]
 
     def run(steps: int) -> None:
@@ -125,9 +155,9 @@ def _published(model: nn.Module, shape: Shape, dtype: torch.dtype) -> Run:
             with Smoothed(β):
                 values = network(x)
             parameters = list(network.parameters())
-            gradients = torch.autograd.grad(values, parameters, λ * y, create_graph=True, retain_graph=True)
-            loss = sum((p.detach() - g).pow(2).sum() for p, g in zip(parameters, gradients, strict=True))
-            loss = loss + (0.05 - λ).relu().pow(2).sum() + (x.abs() - 1).relu().pow(2).sum()
+            gradients = torch.autograd.grad(values, parameters, λ, create_graph=True, retain_graph=True)
+            loss = sum((t - g).pow(2).sum() for t, g in zip(T, gradients, strict=True))
+            loss = loss + (x.abs() - 1).relu().pow(2).sum()
             if torch.isnan(loss):
                 raise AssertionError("the published method diverged")
             loss.backward()
@@ -137,37 +167,46 @@ def _published(model: nn.Module, shape: Shape, dtype: torch.dtype) -> Run:
     return run
 
 
-def _floor(model: nn.Module, shape: Shape) -> Run:
+def _floor(shape: Shape, device: torch.device) -> Run:
     """The products of palimpsest.objectives.dense, with factors and results in memory of their own, as in a step."""
-    W = [layer.weight.detach() for layer in model.layers]  # type: ignore[union-attr]
-    k = shape.candidates
-    R, V = [torch.randn_like(w) for w in W], [torch.empty_like(w) for w in W]
-    widths = [W[0].shape[1], *(w.shape[0] for w in W)]
+    objective, space = _problem(shape, device)
+    objective, k = objective.within(space), shape.candidates
+    W = [[w for w in θ.values() if w.ndim == 2] for θ in objective.tangents]
+    R = [torch.randn_like(w) for w in W[0]]
+    V, last = [torch.empty_like(w) for w in R], len(R) - 1
+    widths = [R[0].shape[1], *(w.shape[0] for w in R)]
+    coordinates = [torch.randn(n, *space.shape).to(R[0]) for n in (k, widths[0])]  # c, and the basis
 
     def activations() -> list[Tensor]:
-        return [torch.randn(k, width).to(W[0]) for width in widths]
+        return [torch.randn(k, width).to(R[0]) for width in widths]
 
     h, δ, ḣ, z̄, out = (activations() for _ in range(5))
-    last = len(W) - 1
 
     def step() -> None:
-        for j, w in enumerate(W):
-            torch.mm(h[j], w.T, out=out[j + 1])  # z
-        for j in range(last, 0, -1):
-            torch.mm(δ[j + 1], W[j], out=out[j])  # u
-        for j in range(last + 1):
-            torch.mm(δ[j + 1].T, h[j], out=V[j])
-            torch.mm(h[j], R[j].T, out=out[j + 1])  # ż
-            if j:
-                out[j + 1].addmm_(ḣ[j], W[j].T)
-        for j in range(last, -1, -1):
-            torch.mm(δ[j + 1], R[j], out=out[j])  # h̄
-            if j < last:
-                out[j].addmm_(z̄[j + 1], W[j])
+        if shape.span:
+            torch.mm(coordinates[0], coordinates[1].T, out=out[0])  # x
+        for W_s in W:
+            for j, w in enumerate(W_s):
+                torch.mm(h[j], w.T, out=out[j + 1])  # z
+            for j in range(last, 0, -1):
+                torch.mm(δ[j + 1], W_s[j], out=out[j])  # u
+            for j in range(1, last + 1):
+                torch.mm(δ[j + 1].T, h[j], out=V[j])
+                torch.mm(h[j], R[j].T, out=out[j + 1])  # ż
+                out[j + 1].addmm_(ḣ[j], W_s[j].T)
+                torch.mm(δ[j + 1], R[j], out=out[j])  # h̄
+                if j < last:
+                    out[j].addmm_(z̄[j + 1], W_s[j])
+            out[0].addmm_(z̄[1], W_s[0])  # x̄
+        torch.mm(δ[1].T, h[0], out=V[0])  # the nodes share what is linear in δ_1
+        torch.mm(h[0], R[0].T, out=out[1])
+        torch.mm(δ[1], R[0], out=out[0])
+        if shape.span:
+            torch.mm(h[0], coordinates[1], out=coordinates[0])  # x̄, in coordinates
 
-    if not W[0].is_cuda:
+    if not R[0].is_cuda:
         return partial(_repeat, step)
-    with Execution().numbers(W[0].device):
+    with Execution().matrix_precision(device):
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):

@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -92,7 +92,7 @@ class Reconstruct:
     tensorboard: bool = False
     """Also write curves for TensorBoard into the run folder."""
     mode: Mode = "auto"
-    """How steps run: eager, compiled, as a CUDA graph, or as a compiled graph. Results agree up to rounding."""
+    """How steps run: eager, as a CUDA graph, or as a compiled graph. Results agree up to rounding."""
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
 
@@ -232,10 +232,11 @@ class Bench:
 
     def _shape(self, device: torch.device) -> benchmark.Shape:
         usual = benchmark.Shape.usual(device)
-        return benchmark.Shape(
-            usual.image if self.image is None else _sides(self.image),
-            usual.hidden if self.hidden is None else self.hidden,
-            usual.candidates if self.candidates is None else self.candidates,
+        return replace(
+            usual,
+            image=usual.image if self.image is None else _sides(self.image),
+            hidden=usual.hidden if self.hidden is None else self.hidden,
+            candidates=usual.candidates if self.candidates is None else self.candidates,
         )
 
 

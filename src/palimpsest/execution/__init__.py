@@ -1,9 +1,9 @@
-"""How a step runs: eagerly, compiled, or as a captured CUDA graph. The step is the same."""
+"""How a step runs: eagerly, or as a captured CUDA graph. The step is the same."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Literal
@@ -12,17 +12,15 @@ import torch
 
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import fusion
-from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
 from palimpsest.execution.precision import matrix_products
-from palimpsest.execution.whole import Whole
 
 WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
 
 log = logging.getLogger("palimpsest")
-Mode = Literal["auto", "eager", "compiled", "graph", "compiled-graph"]
-MODES: tuple[Mode, ...] = ("eager", "compiled", "graph", "compiled-graph")
+Mode = Literal["auto", "eager", "graph", "compiled-graph"]
+MODES: tuple[Mode, ...] = ("eager", "graph", "compiled-graph")
 
 __all__ = ["MODES", "Execution", "Executor", "Mode", "Program", "Tensors"]
 
@@ -32,8 +30,9 @@ class Execution:
     """How the steps of a run are carried out. The result is the same up to rounding.
 
     Args:
-        mode: ``"eager"``, ``"compiled"``, ``"graph"`` (a CUDA graph), ``"compiled-graph"`` or ``"auto"``. Automatic
-            means a graph on CUDA, eager on a CPU, and compilation for long runs. If that fails, the run is eager.
+        mode: ``"eager"``, ``"graph"`` (a CUDA graph), ``"compiled-graph"`` (with fused elementwise work) or ``"auto"``.
+            Automatic means eager on a CPU and a graph on CUDA, compiled for long runs. If a graph fails, the run is
+            eager.
         memory: gigabytes for the intermediate results of a step. None is half of the free memory. Candidates that need
             more are processed in chunks, with the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa. float64 is never rounded.
@@ -53,78 +52,52 @@ class Execution:
         if self.memory is not None and not self.memory > 0:
             raise InvalidInputError(f"memory is {self.memory}; give a positive number of gigabytes, or leave it out")
 
-    def resolved(self, device: torch.device, steps: int, phases: int = 1) -> Mode:
-        """The mode, with "auto" decided for a device and a number of steps in so many phases of different shapes."""
+    def resolved(self, device: torch.device, steps: int) -> Mode:
+        """The mode, with "auto" decided for a device and a number of steps."""
         if "graph" in self.mode and device.type != "cuda":
-            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager or compiled")
+            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager")
         if "compiled" in self.mode and not fusion.available(device):
-            raise InvalidInputError(f"torch cannot compile for {device} here; choose eager, or graph on CUDA")
+            raise InvalidInputError(f"torch cannot compile for {device} here; choose eager or graph")
         if self.mode != "auto":
             return self.mode
-        if device.type == "cuda":  # what is compiled there serves tensors of all shapes
-            return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
-        worth_it = device.type == "cpu" and steps >= phases * WORTH_COMPILING
-        return "compiled" if worth_it and fusion.available(device) else "eager"
+        if device.type != "cuda":
+            return "eager"
+        return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
 
-    def executor(
-        self,
-        programs: Mapping[str, Program],
-        device: torch.device,
-        *,
-        often: Collection[str],
-        steps: int,
-        phases: int = 1,
-    ) -> Executor:
-        """What runs these programs, those that come often about so many times."""
-        if device.type == "cpu":
-            keep_freed_memory()
-        return Executor(programs, self.resolved(device, steps, phases), device, often, insist=self.mode != "auto")
+    def executor(self, programs: Mapping[str, Program], device: torch.device, *, steps: int) -> Executor:
+        """An executor of these programs for a run of about this many steps."""
+        return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
 
-    def numbers(self, device: torch.device) -> AbstractContextManager[None]:
-        """Within it, matrix products have the precision asked for."""
+    def matrix_precision(self, device: torch.device) -> AbstractContextManager[None]:
+        """Within it, matrix products round to TF32 or not, as asked."""
         return matrix_products(tf32=self.tf32, device=device)
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and is not insisted on."""
+    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and it may fall back."""
 
-    def __init__(
-        self,
-        programs: Mapping[str, Program],
-        mode: Mode,
-        device: torch.device,
-        often: Collection[str],
-        *,
-        insist: bool,
-    ) -> None:
-        self.mode, self._programs, self._insist = mode, programs, insist
-        self._whole = mode == "compiled" and device.type == "cpu"
-        self._runner: Whole | Graph | Eager
-        self._runner = Whole(programs, often) if self._whole else (Graph if "graph" in mode else Eager)(programs)
-
-    def leave_uncompiled(self) -> None:
-        """Compile no whole program from now on."""
-        if self._whole:
-            self.mode, self._whole, self._runner = "eager", False, Eager(self._programs)
+    def __init__(self, programs: Mapping[str, Program], mode: Mode, *, may_fall_back: bool) -> None:
+        self.mode, self._programs, self._may_fall_back = mode, programs, may_fall_back
+        self._runner: Graph | Eager = (Graph if "graph" in mode else Eager)(programs)
 
     def run(
-        self, tensors: Tensors, plan: Sequence[str], paces: torch.Tensor | None = None
+        self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None
     ) -> tuple[Tensors, list[Tensors]]:
         """The tensors after the programs named in ``plan``, and what these returned; those given stay as they are.
 
-        Each program is given its row of ``paces``.
+        Each program is given its row of the schedule.
         """
         first = next(iter(tensors.values()))
-        paces = torch.zeros(len(plan), 1, device=first.device) if paces is None else paces
-        with torch.no_grad(), fusion.fused("compiled" in self.mode and not self._whole):
+        schedule = torch.zeros(len(plan), 1, device=first.device) if schedule is None else schedule
+        with torch.no_grad(), fusion.fused("compiled" in self.mode):
             try:
-                return self._runner.run(tensors, plan, paces)
+                return self._runner.run(tensors, plan, schedule)
             except UnsupportedNetworkError as error:
-                if self._insist or self.mode == "eager":
+                if not self._may_fall_back or self.mode == "eager":
                     raise
-                log.warning("%s (%s); going on in the mode eager, which is slower", error, _first_line(error.__cause__))
+                log.warning("%s (%s); continuing in the slower mode eager", error, _first_line(error.__cause__))
         self.mode, self._runner = "eager", Eager(self._programs)
-        return self.run(tensors, plan, paces)
+        return self.run(tensors, plan, schedule)
 
 
 def _first_line(error: BaseException | None) -> str:

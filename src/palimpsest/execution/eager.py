@@ -9,8 +9,8 @@ from torch import Tensor
 
 Tensors = dict[str, Tensor]
 Program = Callable[[Tensors, Tensor], Tensors | None]
-"""Changes the tensors in place, as a row of the schedule says, without reading anything back from the device; returns
-what is worth a look, if anything."""
+"""Changes the tensors in place, with the numbers in a row of the schedule. It must not read values back from the
+device. It may return tensors to record."""
 
 
 class Eager:
@@ -19,9 +19,9 @@ class Eager:
     def __init__(self, programs: Mapping[str, Program]) -> None:
         self._programs = programs
 
-    def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
+    def run(self, tensors: Tensors, plan: Sequence[str], schedule: Tensor) -> tuple[Tensors, list[Tensors]]:
         tensors = copies(tensors)
-        results = [self._programs[name](tensors, pace) for name, pace in zip(plan, paces, strict=True)]
+        results = [self._programs[name](tensors, row) for name, row in zip(plan, schedule, strict=True)]
         return tensors, [result for result in results if result]
 
 

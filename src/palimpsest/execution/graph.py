@@ -22,7 +22,7 @@ WARM_UP = 2  # runs before capturing: libraries initialise themselves, kernels a
 
 
 class Graph:
-    """Runs programs as CUDA graphs, captured anew when the tensors change their shapes."""
+    """Runs programs as CUDA graphs. They are captured again when the tensors change their shapes."""
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
         self._programs = programs
@@ -30,14 +30,14 @@ class Graph:
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._results: dict[str, Tensors] = {}
 
-    def run(self, tensors: Tensors, plan: Sequence[str], paces: Tensor) -> tuple[Tensors, list[Tensors]]:
+    def run(self, tensors: Tensors, plan: Sequence[str], schedule: Tensor) -> tuple[Tensors, list[Tensors]]:
         if not self._graphs or shapes(tensors) != shapes(self._buffers):
-            self._capture(tensors, paces)
+            self._capture(tensors, schedule)
         _copy(tensors, self._buffers)
         results = []
         for start in range(0, len(plan), ROWS):
-            rows = paces[start : start + ROWS]
-            self._paces[: len(rows)].copy_(rows)
+            rows = schedule[start : start + ROWS]
+            self._schedule[: len(rows)].copy_(rows)
             self._next.zero_()
             for name in plan[start : start + ROWS]:
                 self._graphs[name].replay()
@@ -45,18 +45,18 @@ class Graph:
                     results.append({key: t.cpu() for key, t in self._results[name].items()})
         return copies(self._buffers), results
 
-    def _capture(self, tensors: Tensors, paces: Tensor) -> None:
+    def _capture(self, tensors: Tensors, schedule: Tensor) -> None:
         self._graphs.clear()  # their memory is free before the next are captured
         self._results.clear()
         self._buffers = copies(tensors)
-        self._paces = paces[:1].repeat(ROWS, 1)
-        self._next = torch.zeros(1, dtype=torch.long, device=paces.device)
-        stream = torch.cuda.Stream(paces.device)
-        stream.wait_stream(torch.cuda.current_stream(paces.device))
+        self._schedule = schedule[:1].repeat(ROWS, 1)
+        self._next = torch.zeros(1, dtype=torch.long, device=schedule.device)
+        stream = torch.cuda.Stream(schedule.device)
+        stream.wait_stream(torch.cuda.current_stream(schedule.device))
         with torch.cuda.stream(stream):
             for name in WARM_UP * list(self._programs):
                 self._once(name)
-        torch.cuda.current_stream(paces.device).wait_stream(stream)
+        torch.cuda.current_stream(schedule.device).wait_stream(stream)
         pool, graphs = torch.cuda.graph_pool_handle(), {}
         with _nothing_collected():
             for name in self._programs:
@@ -69,9 +69,9 @@ class Graph:
         self._graphs = graphs
 
     def _once(self, name: str) -> Tensors:
-        pace = self._paces.index_select(0, self._next)[0]
+        row = self._schedule.index_select(0, self._next)[0]
         self._next.add_(1)
-        return self._programs[name](self._buffers, pace) or {}
+        return self._programs[name](self._buffers, row) or {}
 
 
 @contextmanager

@@ -14,42 +14,32 @@ and the curvature that splitting needs, S(x_i) = −2 ∇²_x Σ_s λ_is g_is wi
 built once and serves every product of a Lanczos run. (Forward-mode derivatives of g need as many matrix products,
 but their graph cannot be kept, and torch runs them at half the speed.)
 
-Any network is differentiated by autograd; stacks of dense layers by :mod:`palimpsest.objectives.dense`. Candidates may
-be taken in chunks: v adds up over them, and given r each chunk's gradients are its own.
+Any network is differentiated by :mod:`palimpsest.objectives.autograd`, a stack of dense layers by
+:mod:`palimpsest.objectives.dense`; :meth:`Objective.bind` chooses. Candidates may be taken in chunks: v adds up over
+them, and given r each chunk's gradients are its own.
 """
 
 from __future__ import annotations
 
 import copy
 import functools
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
 from palimpsest.execution.precision import matrix_products
-from palimpsest.objectives import dense, gram, reduced, smoothing, weighting
+from palimpsest.objectives import autograd, dense, reduced, weighting
+from palimpsest.objectives.autograd import IGNORED, Network, Operator, Parameters, Sharpness
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 
 PROBE = 64  # candidates on which a network is tried before it is used on all
-IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
-# The fused kernels of attention cannot be differentiated twice; the plain one can.
-_DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
-
-# Threads may share a network. It is used by one at a time, because functional_call puts parameters into it.
-_FORWARD = threading.RLock()
-
-Parameters = dict[str, Tensor]
-Operator = Callable[[Tensor], Tensor]
 
 
 def parameters_of(model: nn.Module) -> Parameters:
@@ -68,6 +58,17 @@ def matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Para
                 f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}"
             )
     return {name: initial[name].detach().to(θ) for name, θ in final.items()}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """The shapes for which an objective was checked, and the engine that differentiates it there."""
+
+    shapes: tuple
+    """Of one candidate and of its multipliers, with the kind of number and the device."""
+    outputs: int
+    stack: dense.Stack | None
+    """The dense layers, if the network is a stack of them; None stands for autograd."""
 
 
 class Objective(ABC):
@@ -122,16 +123,14 @@ class Objective(ABC):
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
         self.initial = None if initial is None else matching(initial, self.target)
-        self.sharpness: float | Tensor | None = sharpness
+        self.sharpness: Sharpness = sharpness
         self.chunk: int | None = None
-        self._where: Parametrisation | None = None
-        self._recognises_dense, self._output_count = True, 0
-        self._dense: tuple[dense.Layer, ...] | None = None
-        self._gram: gram.GramStep | None = None
-        self._checked: tuple | None = None  # shapes and kind of number that are known to fit
+        self._space: Parametrisation | None = None
+        self._may_be_dense = True
+        self._bound: Bound | None = None  # dropped by every copy, see `_changed`
         self._refuse_unusable_weights(model)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
-        self._network = copy.deepcopy(model).eval().requires_grad_(False)
+        self._network = Network(copy.deepcopy(model).eval().requires_grad_(False))
 
     @abstractmethod
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -144,10 +143,11 @@ class Objective(ABC):
     # --- the loss and its derivatives ------------------------------------------------------------
 
     def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
-        """v = Σ_i Σ_s λ_is f_s(x_i), the part of the target that the candidates explain."""
-        self.check(x, multipliers, labels)
-        differentiable = x.requires_grad or multipliers.requires_grad
-        return (self._represent if differentiable else self._explained)(x, multipliers, labels)
+        """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
+        bound = self.bind(x, multipliers, labels)
+        if x.requires_grad or multipliers.requires_grad:
+            return self._represent(x, multipliers, labels)
+        return self._explained(bound.stack, x, multipliers, labels)
 
     def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """r = T − v, keyed by parameter name."""
@@ -164,36 +164,29 @@ class Objective(ABC):
     def loss_and_gradients(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """(L, ∂L/∂x, ∂L/∂λ). The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g)."""
-        self.check(x, multipliers, labels)
-        r, λ_grad_g, g = self.pulls(x, multipliers, labels)
-        return self.norm_squared(r), -2 * λ_grad_g, -2 * g
+        """(L, ∂L/∂x, ∂L/∂λ)."""
+        bound = self.bind(x, multipliers, labels)
+        r, dx, dλ = self.residual_and_gradients(bound, x, multipliers, labels)
+        return self.norm_squared(r), dx, dλ
 
-    def slopes(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
-        """(∇_x Σ_s λ_s g_s, g) of arguments that were checked before: what a solver asks for at every step.
+    def residual_and_gradients(
+        self, bound: Bound, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> tuple[Parameters, Tensor, Tensor]:
+        """(r, ∂L/∂x, ∂L/∂λ) without any check: what a solver asks for at every step.
 
-        Quicker after :meth:`prepare`.
+        The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g).
         """
-        if self._gram is None:
-            return self.pulls(x, multipliers, labels)[1:]
-        images = self._images(x)
-        d_images, g = self._gram.pulls(
-            images.flatten(1), self._per_tangent(multipliers), partial(self._φ_of, labels=labels), self.sharpness
-        )
-        return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
-
-    def pulls(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, Tensor, Tensor]:
-        """(r, ∇_x Σ_s λ_s g_s, g) of arguments that were checked before."""
         chunks = self.chunks(x, multipliers, labels)
         if len(chunks) == 1:
-            v, adjoint = self._linearise(*chunks[0])
-            r = self._minus(v) if self._dense is None else self._minus(v, out=v)
-            return r, *adjoint(self._weigh(r))
-        r = self._minus(self._explained(x, multipliers, labels))
-        u = self._weigh(r)
-        gradients = [self._linearise(*chunk)[1](u) for chunk in chunks]
-        λ_grad_g, g = map(torch.cat, zip(*gradients, strict=True))
-        return r, λ_grad_g, g
+            v, adjoint = self._linearise(bound.stack, *chunks[0])
+            r = self._minus(v) if bound.stack is None else self._minus(v, out=v)
+            λ_grad_g, g = adjoint(self._weigh(r))
+        else:
+            r = self._minus(self._explained(bound.stack, x, multipliers, labels))
+            u = self._weigh(r)
+            parts = [self._linearise(bound.stack, *chunk)[1](u) for chunk in chunks]
+            λ_grad_g, g = map(torch.cat, zip(*parts, strict=True))
+        return r, -2 * λ_grad_g, -2 * g
 
     def curvature(
         self,
@@ -204,33 +197,33 @@ class Objective(ABC):
         residual: Parameters | None = None,
     ) -> Operator:
         """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual."""
-        x = _leaf(x)
+        x = autograd.leaf(x)
         v = self.represent(x, multipliers.detach(), labels)
         r = residual or self._minus({name: value.detach() for name, value in v.items()})
-        (λ_grad_g,) = _adjoint(v, (x,), self._weigh(r), differentiable=True)
-        return _directional(-2 * λ_grad_g, x)
+        (λ_grad_g,) = autograd.adjoint(v, (x,), self._weigh(r), differentiable=True)
+        return autograd.directional(-2 * λ_grad_g, x)
 
     def hessian(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Operator:
         """The operator v ↦ ∇²_x L · v over all candidates jointly: S plus the coupling 2 J_iᵀJ_j between them."""
         if len(self.chunks(x, multipliers, labels)) > 1:
             return self._hessian_in_chunks(x, multipliers, labels)
-        x = _leaf(x)
+        x = autograd.leaf(x)
         loss = self.loss(x, multipliers.detach(), labels)
         if not loss.requires_grad:  # nothing that was trained depends on the candidates
             return torch.zeros_like
         (dx,) = torch.autograd.grad(loss, x, create_graph=True, materialize_grads=True)
-        return _directional(dx, x)
+        return autograd.directional(dx, x)
 
     def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
         """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
-        r = self.residual(x.detach(), multipliers.detach(), labels)
-        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
+        x, λ = x.detach(), multipliers.detach()
+        stack, r, chunks = self.bind(x, λ, labels).stack, self.residual(x, λ, labels), self.chunks(x, λ, labels)
 
         def product(direction: Tensor) -> Tensor:
             parts = list(zip(chunks, direction.split(len(chunks[0][0])), strict=True))
             Jv = self._weigh(_total(self._push(*chunk, part) for chunk, part in parts))
             rows = [
-                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(*chunk)[1](Jv)[0]
+                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(stack, *chunk)[1](Jv)[0]
                 for chunk, part in parts
             ]
             return torch.cat(rows)
@@ -242,37 +235,42 @@ class Objective(ABC):
         """Σ_p w_p ‖T_p‖²: the loss without candidates. Reported losses are relative to it."""
         return self.norm_squared(self.target)
 
-    def represented_norm_squared(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
-        """Σ_p w_p ‖v_p‖² of what the candidates represent, to compare with ‖T‖²."""
-        return self.norm_squared(self.represent(x, multipliers, labels))
+    # --- the space of the candidates, and their numbers ------------------------------------------
 
-    # --- where candidates live, and in which numbers ---------------------------------------------
-
-    def within(self, where: Parametrisation) -> Self:
+    def within(self, space: Parametrisation) -> Self:
         """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c.
 
         Dense layers in a subspace become a smaller network; see :mod:`palimpsest.objectives.reduced`.
         """
-        if self._where is not None:
+        if self._space is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
-        other = copy.copy(self)
-        where = where.to(self.device, self.dtype)
-        other._where, other._dense, other._gram, other._checked = where, None, None, None
-        if isinstance(where, Subspace) and (smaller := self._reduced(where)):
-            other._network, other._where = smaller.network, smaller.where
-            other.target, other.tangents, other.weights = smaller.target, smaller.tangents, smaller.weights
-        elif self.whitening:
+        space = space.to(self.device, self.dtype)
+        if isinstance(space, Subspace) and (smaller := self._reduced(space)):
+            return self._changed(
+                _network=Network(smaller.network),
+                _space=smaller.space,
+                target=smaller.target,
+                tangents=smaller.tangents,
+                weights=smaller.weights,
+            )
+        if self.whitening:
             raise InvalidInputError(
                 "whitening needs a stack of dense layers, all of them trained, and within=pal.span(…).subspace"
             )
-        return other
+        return self._changed(_space=space)
 
-    def _reduced(self, where: Subspace) -> reduced.Reduction | None:
-        images = where.offset[None]
+    def _reduced(self, space: Subspace) -> reduced.Reduction | None:
+        images = space.offset[None]
         self.check_network(images)
         layers = self._dense_layers(images)
         parts = (self.target, self.tangents, self.weights, self.whitening)
-        return reduced.reduce(layers, where, *parts) if layers else None
+        return reduced.reduce(layers, space, *parts) if layers else None
+
+    def _changed(self, **attributes: Any) -> Self:
+        """A copy with other attributes. It is bound to no shapes, because its engine may be another one."""
+        other = copy.copy(self)
+        vars(other).update(attributes, _bound=None)
+        return other
 
     def chunks(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None
@@ -285,14 +283,12 @@ class Objective(ABC):
     @torch.inference_mode(False)
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same objective on another device or in another precision."""
-        other = copy.copy(self)
-        other._where = None if self._where is None else self._where.to(device, dtype)
-        with _FORWARD:
-            other._network = copy.deepcopy(self._network).to(device=device, dtype=dtype)
-        other.target = {name: t.to(device, dtype) for name, t in self.target.items()}
-        other.tangents = [{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents]
-        other._gram, other._checked = None, None
-        return other
+        return self._changed(
+            _space=None if self._space is None else self._space.to(device, dtype),
+            _network=self._network.to(device, dtype),
+            target={name: t.to(device, dtype) for name, t in self.target.items()},
+            tangents=[{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents],
+        )
 
     @property
     def device(self) -> torch.device:
@@ -304,15 +300,13 @@ class Objective(ABC):
 
     def by_autograd(self) -> Self:
         """The same objective, differentiated as any network is, even if its layers are dense."""
-        other = copy.copy(self)
-        other._recognises_dense, other._dense, other._gram, other._checked = False, None, None, None
-        return other
+        return self._changed(_may_be_dense=False)
 
     # --- what fits -------------------------------------------------------------------------------
 
     def outputs(self, x: Tensor) -> Tensor:
         """The (smoothed) network's outputs (k, C) at the first tangent point."""
-        return self._outputs(self.tangents[0], x)
+        return self._network(self.tangents[0], self._images(x), self.sharpness)
 
     def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
         """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
@@ -321,12 +315,35 @@ class Objective(ABC):
         slots = tuple(self._φ_of(outputs, None if labels is None else labels.to(x.device)).shape[1:])
         return (len(self.tangents), *slots) if self._several_tangents else slots
 
-    def check(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
-        """Raise a named error unless candidates, multipliers, labels and network fit together.
+    def bind(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Bound:
+        """Raise a named error unless the arguments fit the network; choose the engine when their shapes are new.
 
-        The network is tried once for each shape, whatever the number of candidates and their labels; this first check
-        also looks whether it is a dense stack.
+        The network is tried once for each shape, whatever the number of candidates and their labels.
         """
+        self._check_numbers(x, multipliers, labels)
+        shapes, bound = (x.shape[1:], multipliers.shape[1:], x.dtype, x.device), self._bound
+        if bound is not None and bound.shapes == shapes and len(multipliers) == len(x):
+            self.label_kind.check(labels, len(x), bound.outputs)
+            return bound
+        with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
+            self._check_fit(x, multipliers, labels)
+            outputs = self.outputs(x.detach()[:1]).shape[1]
+            self._bound = bound = Bound(shapes, outputs, self._engine(x.detach()[:1], outputs))
+        return bound
+
+    def _engine(self, x: Tensor, outputs: int) -> dense.Stack | None:
+        """The dense layers if the network is a stack of them, else None: autograd."""
+        layers = self._dense_layers(self._images(x))
+        output = dense.LinearOutput if self.linear and outputs == 1 else dense.Output
+        return None if layers is None else dense.Stack(layers, output)
+
+    def _dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
+        """The layers, if the network is a stack of dense ones and all of them take part."""
+        layers = self._network.dense_layers(images) if self._may_be_dense else None
+        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
+        return layers if names == set(self.target) else None
+
+    def _check_numbers(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         if torch.is_inference_mode_enabled():
             raise InvalidInputError("an objective needs derivatives; call it outside of torch.inference_mode()")
         if not (x.is_floating_point() and multipliers.is_floating_point()):
@@ -340,59 +357,30 @@ class Objective(ABC):
                 f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
                 f"{self.dtype} on {self.device}; move one of them with .to(...)"
             )
-        shapes = (x.shape[1:], multipliers.shape[1:], x.dtype, x.device)
-        if self._checked == shapes and len(multipliers) == len(x):
-            self.label_kind.check(labels, len(x), self._output_count)
-        else:
-            with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
-                self._check_fit(x, multipliers, labels)
-            self._checked = shapes
 
     def _check_fit(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
         plain = x.detach()[:PROBE]
         self.check_network(plain)
-        self._output_count = self.outputs(plain[:1]).shape[1]
-        self.label_kind.check(labels, len(x), self._output_count)
+        self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
         expected = (len(x), *self.multiplier_shape(plain))
         if multipliers.shape != expected:
             raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
         uneven = torch.linspace(0.5, 1.5, plain.shape[0] * multipliers[0].numel()).to(multipliers)
         uneven = uneven.reshape(len(plain), *multipliers.shape[1:])
         some = None if labels is None else labels[:PROBE]
-        if not any(bool(v.any()) for v in self._explained(plain, uneven, some).values()):
+        if not any(bool(v.any()) for v in self._explained(None, plain, uneven, some).values()):
             raise NoGradientError(IGNORED)
-        self._dense = self._dense_layers(self._images(plain))
-
-    def _dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
-        """The layers, if the network is a stack of dense ones and all of them take part."""
-        with _FORWARD:
-            layers = dense.recognise(self._network, images) if self._recognises_dense else None
-        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
-        return layers if names == set(self.target) else None
-
-    def prepare(self, x: Tensor) -> None:
-        """Lay out beforehand what many steps with so many candidates have in common; see :meth:`slopes`.
-
-        It is kept until it is laid out anew, for a captured graph may still read it.
-        """
-        self._gram = None
-        whole = self.chunk is None or self.chunk >= len(x)
-        if whole and self._dense and gram.pays(self._dense, self.target, len(self.tangents) * len(x)):
-            parts = (self._dense, self.tangents, self.target, self.weights)
-            self._gram = gram.GramStep(*parts, len(x), self._top)
 
     def check_network(self, x: Tensor) -> None:
         """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
-        with _FORWARD, _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=x.device):
-            smoothing.check(self._network, self._images(x), self.sharpness)
+        self._network.check(self._images(x), self.sharpness)
 
     def identity(self) -> list[object]:
         """Everything that tells this problem from another, for whoever saves a state of it."""
         kind = [type(self), self.signed, self.label_kind, self._several_tangents]
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         settings = {name: value for name, value in public.items() if name not in ("sharpness", "chunk")}
-        with _FORWARD:
-            return [*kind, settings, self._network.state_dict()]
+        return [*kind, settings, self._network.state_dict()]
 
     def _refuse_unusable_weights(self, model: nn.Module) -> None:
         if not self.target:
@@ -410,66 +398,15 @@ class Objective(ABC):
     # --- the pieces ------------------------------------------------------------------------------
 
     def _images(self, x: Tensor) -> Tensor:
-        return x if self._where is None else self._where.images(x)
-
-    @property
-    def _top(self) -> type[dense.Top]:
-        return dense.LinearTop if self.linear and self._output_count == 1 else dense.Top
+        return x if self._space is None else self._space.images(x)
 
     def _in_coordinates(self, d_images: Tensor) -> Tensor:
-        return d_images if self._where is None else self._where.pulled_back(d_images)
+        return d_images if self._space is None else self._space.pulled_back(d_images)
 
-    def _linearise(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Parameters, dense.Adjoint]:
-        """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
-        if self._dense is None:
-            x, λ = _leaf(x), _leaf(multipliers)
-            v = self._represent(x, λ, labels)
-
-            def adjoint(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-                λ_grad_g, g = _adjoint(v, (x, λ), u)
-                return λ_grad_g, g
-
-            return {name: t.detach() for name, t in v.items()}, adjoint
-        images = self._images(x)
-        nodes = list(zip(self.tangents, self._per_tangent(multipliers), strict=True))
-        v, on_images = dense.linearise(
-            self._dense, nodes, partial(self._φ_of, labels=labels), images.flatten(1), self.sharpness, self._top
-        )
-
-        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
-            d_images, g = on_images(u)
-            return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
-
-        return v, pulled_back
-
-    def _push(self, x: Tensor, multipliers: Tensor, labels: Tensor | None, direction: Tensor) -> Parameters:
-        """Jv = Σ_i (∂v/∂x_i) direction_i: the adjoint is linear in u, and its derivative in u is J."""
-        x = _leaf(x)
-        v = self._represent(x, multipliers, labels)
-        u = {name: _leaf(torch.zeros_like(t)) for name, t in v.items()}
-        (back,) = _adjoint(v, (x,), u, differentiable=True)
-        if not back.requires_grad:  # nothing that was trained depends on the candidates
-            return {name: t.detach() for name, t in u.items()}
-        with torch.enable_grad():
-            along = torch.dot(back.flatten(), direction.flatten())
-        pushed = torch.autograd.grad(along, list(u.values()), materialize_grads=True)
-        return dict(zip(u, pushed, strict=True))
-
-    def _explained(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
-        """v without a graph, added up over the chunks."""
-        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
-        parts = (self._represent(*c) if self._dense is None else self._linearise(*c)[0] for c in chunks)
-        return _total(parts)
-
-    def _per_tangent(self, multipliers: Tensor) -> tuple[Tensor, ...]:
-        return multipliers.unbind(1) if self._several_tangents else (multipliers,)
-
-    def _outputs(self, θ: Parameters, x: Tensor) -> Tensor:
-        images = self._images(x)
-        smoothed = nullcontext() if self.sharpness is None else smoothing.Smoothed(self.sharpness)
-        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), smoothed:
-            outputs = functional_call(self._network, θ, (images,))
-        return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
+    def _nodes(self, multipliers: Tensor) -> list[tuple[Parameters, Tensor]]:
+        """(θ_s, λ_s) for each tangent point."""
+        λs = multipliers.unbind(1) if self._several_tangents else (multipliers,)
+        return list(zip(self.tangents, λs, strict=True))
 
     def _φ_of(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         φ = self.scalar(outputs, labels)
@@ -481,24 +418,44 @@ class Objective(ABC):
             )
         return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
 
-    def _φ(self, θ: Parameters, x: Tensor, labels: Tensor | None) -> Tensor:
-        return self._φ_of(self._outputs(θ, x), labels)
-
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
-        """v = Σ_s ∇_θ Σ_i λ_is φ_s(θ_s, x_i), with a graph of its own if x or λ asks for derivatives."""
-        names, points = list(self.target), [{name: _leaf(t) for name, t in θ.items()} for θ in self.tangents]
-        with torch.enable_grad():  # around the parts of several tangents too, or they lose their graph
-            λs = self._per_tangent(multipliers)
-            total = _sum([(λ * self._φ(θ, x, labels)).sum() for θ, λ in zip(points, λs, strict=True)])
-            if not total.requires_grad:
-                raise NoGradientError(IGNORED)
-            grads = torch.autograd.grad(
-                total,
-                [θ[name] for θ in points for name in names],
-                create_graph=x.requires_grad or multipliers.requires_grad,
-                materialize_grads=True,
-            )
-            return {name: _sum(grads[i :: len(names)]) for i, name in enumerate(names)}
+        """v by autograd, with a graph if x or λ asks for derivatives."""
+
+        def φ(θ: Parameters) -> Tensor:
+            return self._φ_of(self._network(θ, self._images(x), self.sharpness), labels)
+
+        differentiable = x.requires_grad or multipliers.requires_grad
+        with torch.enable_grad():
+            return autograd.represent(φ, self._nodes(multipliers), differentiable=differentiable)
+
+    def _linearise(
+        self, stack: dense.Stack | None, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> tuple[Parameters, dense.Adjoint]:
+        """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
+        if stack is None:
+            x, λ = autograd.leaf(x), autograd.leaf(multipliers)
+            v = self._represent(x, λ, labels)
+            return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
+        images, φ = self._images(x), partial(self._φ_of, labels=labels)
+        v, on_images = dense.linearise(stack, self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
+
+        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            d_images, g = on_images(u)
+            return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
+
+        return v, pulled_back
+
+    def _push(self, x: Tensor, multipliers: Tensor, labels: Tensor | None, direction: Tensor) -> Parameters:
+        """Jv = Σ_i (∂v/∂x_i) direction_i."""
+        x = autograd.leaf(x)
+        return autograd.pushed(self._represent(x, multipliers, labels), x, direction)
+
+    def _explained(
+        self, stack: dense.Stack | None, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> Parameters:
+        """v without a graph, added up over the chunks."""
+        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
+        return _total(self._represent(*c) if stack is None else self._linearise(stack, *c)[0] for c in chunks)
 
     def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
         """T − v, in the memory of ``out`` if given."""
@@ -509,43 +466,8 @@ class Objective(ABC):
 
     def norm_squared(self, r: Parameters) -> Tensor:
         """Σ_p w_p ‖r_p‖²."""
-        return _sum([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
-
-
-def _leaf(t: Tensor) -> Tensor:
-    return t.detach().requires_grad_()
+        return autograd.total([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
 
 
 def _total(parts: Iterable[Parameters]) -> Parameters:
     return functools.reduce(lambda v, part: {name: v[name] + part[name] for name in v}, parts)
-
-
-def _sum(tensors: Sequence[Tensor]) -> Tensor:
-    return functools.reduce(torch.add, tensors)
-
-
-def _adjoint(
-    v: Parameters, inputs: tuple[Tensor, ...], u: Mapping[str, Tensor], *, differentiable: bool = False
-) -> tuple[Tensor, ...]:
-    """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on.
-
-    As the gradient of ⟨v, u⟩: torch imports a library of symbolic algebra, a second or more, when given cotangents.
-    """
-    with torch.enable_grad():
-        parts = [torch.dot(value.flatten(), u[name].flatten()) for name, value in v.items() if value.requires_grad]
-        if not parts:
-            return tuple(map(torch.zeros_like, inputs))
-        return torch.autograd.grad(_sum(parts), inputs, create_graph=differentiable, materialize_grads=True)
-
-
-def _directional(gradient: Tensor, x: Tensor) -> Operator:
-    """v ↦ (∂ gradient / ∂x) v for a symmetric derivative; its graph is kept for the next product."""
-
-    def product(direction: Tensor) -> Tensor:
-        if not gradient.requires_grad:  # piecewise linear in x: no curvature at all
-            return torch.zeros_like(x)
-        with torch.enable_grad():
-            along = torch.dot(gradient.flatten(), direction.flatten())
-        return torch.autograd.grad(along, x, retain_graph=True, materialize_grads=True)[0]
-
-    return product

@@ -31,7 +31,7 @@ from palimpsest.execution.fusion import fusible
 from palimpsest.objectives.smoothing import REACH, Smoothed, softplus
 
 Parameters = dict[str, Tensor]
-Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, Tensor]]
+Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
 ALIGNED = 8  # numbers
 Scalar = Callable[[Tensor], Tensor]
 
@@ -42,6 +42,14 @@ class Layer:
 
     weight: str
     bias: str | None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Dense layers in a row, and how the last of them is differentiated."""
+
+    layers: tuple[Layer, ...]
+    output: type[Output]
 
 
 def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
@@ -101,29 +109,27 @@ class _Pass:
     slope: list[Tensor]  # σ'(z_l)
     up: list[Tensor]  # u_l
     δ: list[Tensor]
-    top: Top
+    output: Output
 
 
 def linearise(
-    layers: Sequence[Layer],
+    stack: Stack,
     nodes: Sequence[tuple[Mapping[str, Tensor], Tensor]],
     scalar: Scalar,
     x: Tensor,
     β: float | Tensor | None,
-    kind: type[Top],
 ) -> tuple[Parameters, Adjoint]:
     """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i), and the map R ↦ (x̄, λ̄); λ̄ keeps a node axis where there are several.
 
     Args:
-        layers: what :func:`recognise` returned.
+        stack: the layers that :func:`recognise` returned, and their output.
         nodes: (θ_s, λ_s) for each tangent node.
         scalar: φ from the network's outputs.
         x: (k, d).
         β: sharpness of the smoothed ReLUs; None for plain ones.
-        kind: how the output layer is differentiated.
     """
-    L = len(layers)
-    passes = [_forward_and_back(layers, θ, λ, scalar, x, β, kind) for θ, λ in nodes]
+    layers, L = stack.layers, len(stack.layers)
+    passes = [_forward_and_back(stack, θ, λ, scalar, x, β) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
     v = {}
     for j, layer in enumerate(layers, start=1):
@@ -140,12 +146,12 @@ def linearise(
             ż = [ż_1, ż_1]
             for j, layer in enumerate(layers[1:], start=2):
                 ż.append(_affine(p.h[j - 1], layer, R).addmm_(p.slope[j - 1] * ż[j - 1], p.W[j].T))
-            z̄, λ̄_s = p.top.adjoint(ż[L])
+            z̄, λ̄_s = p.output.adjoint(ż[L])
             λ̄.append(λ̄_s)
             for j in range(L - 1, 0, -1):
                 h̄ = p.δ[j + 1] @ R[layers[j].weight]
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
-                z̄ = bent(h̄, p.slope[j], p.up[j], ż[j], β)
+                z̄ = _bent(h̄, p.slope[j], p.up[j], ż[j], β)
             if z̄ is not None:
                 x̄.append((z̄, p.W[1]))
         return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
@@ -154,32 +160,26 @@ def linearise(
 
 
 def _forward_and_back(
-    layers: Sequence[Layer],
-    θ: Mapping[str, Tensor],
-    λ: Tensor,
-    scalar: Scalar,
-    x: Tensor,
-    β: float | Tensor | None,
-    kind: type[Top],
+    stack: Stack, θ: Mapping[str, Tensor], λ: Tensor, scalar: Scalar, x: Tensor, β: float | Tensor | None
 ) -> _Pass:
-    L = len(layers)
+    layers, L = stack.layers, len(stack.layers)
     W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] only fill the place
     h, slope = [x], [x]
     for j, layer in enumerate(layers, start=1):
         z = _affine(h[-1], layer, θ)
         if j < L:
-            h_j, slope_j = rectified(z, β)
+            h_j, slope_j = _rectified(z, β)
             h.append(h_j)
             slope.append(slope_j)
-    top = kind(z, λ, scalar)
-    up, δ = [x] * (L + 1), [top.δ] * (L + 1)
+    output = stack.output(z, λ, scalar)
+    up, δ = [x] * (L + 1), [output.δ] * (L + 1)
     for j in range(L - 1, 0, -1):
         up[j] = δ[j + 1] @ W[j + 1]
         δ[j] = up[j] * slope[j]
-    return _Pass(W, h, slope, up, δ, top)
+    return _Pass(W, h, slope, up, δ, output)
 
 
-class Top:
+class Output:
     """δ_L = λφ'(Φ) for scalars φ of the outputs Φ, and the derivatives of ⟨δ_L, Φ̇⟩."""
 
     def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
@@ -194,7 +194,7 @@ class Top:
         return z̄, λ̄
 
 
-class LinearTop(Top):
+class LinearOutput(Output):
     """The same for φ(Φ) = cΦ of a single output, without autograd, whose bookkeeping takes longer than the numbers."""
 
     def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
@@ -217,12 +217,12 @@ def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
-def rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
+def _rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
     """σ(z) and σ'(z)."""
     return (z.relu(), (z > 0).to(z)) if β is None else _smoothly_rectified(z, β)
 
 
-def bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
+def _bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
     """σ' ∘ h̄ + σ'' ∘ u ∘ ż."""
     return h̄ * slope if β is None else _smoothly_bent(h̄, slope, u, ż, β)
 

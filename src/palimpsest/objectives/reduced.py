@@ -34,33 +34,33 @@ LEAST = 1e-4  # of the largest singular value of T_1: below it there is nothing 
 
 @dataclass(frozen=True)
 class Reduction:
-    """The smaller network, what its parameters stand for, and where its candidates live."""
+    """The smaller network, what its parameters stand for, and the space of its candidates."""
 
     network: nn.Module
     target: Parameters
     tangents: list[Parameters]
     weights: dict[str, float]
-    where: Subspace
+    space: Subspace
 
 
 def reduce(
     layers: Sequence[Layer],
-    where: Subspace,
+    space: Subspace,
     target: Parameters,
     tangents: Sequence[Parameters],
     weights: Mapping[str, float],
     whitening: float,
 ) -> Reduction:
-    """The objective of these dense layers, with candidates in ``where``, as one of coordinates u."""
+    """The objective of these dense layers, with candidates in ``space``, as one of coordinates u."""
     first, like = layers[0].weight, target[layers[0].weight]
-    x̄, Q = where.offset.flatten().double(), where.basis.flatten(1).double()
+    x̄, Q = space.offset.flatten().double(), space.basis.flatten(1).double()
     P = _basis(x̄, Q)
     A, inverse = _metric(target[first].double() @ P, whitening)
     outside = target[first].double() - target[first].double() @ P @ P.T
     own = {name: own for number, layer in enumerate(layers) for name, own in _names(layer, number)}
 
-    def renamed(values: Mapping[str, Tensor], onto: Tensor, last: Tensor) -> Parameters:
-        W = aligned(values[first].double() @ onto, last).to(like)
+    def renamed(values: Mapping[str, Tensor], basis: Tensor, last: Tensor) -> Parameters:
+        W = aligned(values[first].double() @ basis, last).to(like)
         return {own[name]: W if name == first else value for name, value in values.items()}
 
     points = [renamed(θ, P @ inverse, torch.zeros_like(outside[:, :1])) for θ in tangents]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import NoneType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors
 from palimpsest.execution.fusion import fusible
 from palimpsest.objectives import Objective
+from palimpsest.objectives.base import Bound
 from palimpsest.objectives.spaces import Parametrisation
 from palimpsest.solver import memory, merging, splitting
 from palimpsest.solver.fingerprints import digest
 from palimpsest.solver.merging import Merging
-from palimpsest.solver.optimisers import Adam, Moments, Optimiser
+from palimpsest.solver.optimisers import Adam, Moments, Optimiser, Pace
 from palimpsest.solver.priors import Box, Prior, Sum, TotalVariation
 from palimpsest.solver.splitting import Splitting
 from palimpsest.solver.state import Ending, State
@@ -72,6 +73,15 @@ class Settings:
             raise InvalidInputError("merging takes place before each round of splitting; give a splitting too")
 
 
+class Scheduled(NamedTuple):
+    """The numbers that change from step to step: a row of the schedule, which lies on the device."""
+
+    sharpness: Any
+    prior_strength: Any
+    rate: Any
+    unbias: Any
+
+
 class Solver:
     """Algorithm 1 over an explicit state.
 
@@ -87,15 +97,16 @@ class Solver:
     """
 
     def __init__(
-        self, objective: Objective, where: Parametrisation, settings: Settings, execution: Execution | None = None
+        self, objective: Objective, space: Parametrisation, settings: Settings, execution: Execution | None = None
     ) -> None:
-        self.where, self.settings, self.execution = where, settings, execution or Execution()
-        self._asked, self.objective = objective, objective.within(where)  # a copy: its sharpness is the solver's to set
+        self.space, self.settings, self.execution = space, settings, execution or Execution()
+        self._asked, self.objective = objective, objective.within(space)  # a copy: its sharpness is the solver's to set
         self._own_sharpness = objective.sharpness
         self._T2 = self.objective.target_norm_squared
         prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self.prior = prior.placed(self._T2)
         self._prepared_for = 0  # candidates
+        self._bound: Bound | None = None
         self.record_every = settings.record_every or max(1, settings.steps // 200)
         self.rounds = 0 if settings.splitting is None else settings.splitting.rounds
         self._counts = settings.merging is not None and settings.merging.counting
@@ -104,9 +115,7 @@ class Solver:
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        self._steps = self.execution.executor(
-            programs, objective.device, often=["step"], steps=settings.steps, phases=self.rounds + 1
-        )
+        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
 
     # --- the explicit state machine --------------------------------------------------------------
 
@@ -114,14 +123,14 @@ class Solver:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
         k, objective = self.settings.candidates, self._at(self._sharpness(0.0))
         generator = torch.Generator().manual_seed(self.settings.seed)
-        x = torch.randn(k, *self.where.shape, generator=generator, dtype=torch.float64)
-        x = (PIXEL * self.where.unit * x).to(objective.device, objective.dtype)
+        x = torch.randn(k, *self.space.shape, generator=generator, dtype=torch.float64)
+        x = (PIXEL * self.space.unit * x).to(objective.device, objective.dtype)
         objective.check_network(x)
         objective.chunk = memory.chunk_size(objective, x, self.execution.memory)
         noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(x)
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
-        objective.check(x, noise, labels)
+        objective.bind(x, noise, labels)
         unit = self._multiplier_unit(x, noise, labels, generator)
         multipliers = START * unit * (noise - 0.5 if objective.signed else noise)
         return State(
@@ -146,7 +155,7 @@ class Solver:
         of its weights and of the loss.
         """
         signs = [2.0 * torch.randint(2, like.shape, generator=generator).to(like) - 1.0 for _ in range(4)]
-        squares = [self.objective.represented_norm_squared(x, s, labels) for s in signs]
+        squares = [self.objective.norm_squared(self.objective.represent(x, s, labels)) for s in signs]
         return float((self._T2 / torch.stack(squares).mean()).sqrt())
 
     def step(self, state: State) -> State:
@@ -163,7 +172,7 @@ class Solver:
 
     def fingerprint(self) -> str:
         """Tells problems and settings apart, so that a saved state is never resumed on another one."""
-        return digest([self.settings, self.where, self._own_sharpness, *self._asked.identity()]).hex()
+        return digest([self.settings, self.space, self._own_sharpness, *self._asked.identity()]).hex()
 
     # --- Phase I ---------------------------------------------------------------------------------
 
@@ -174,29 +183,32 @@ class Solver:
         return self.descend(state, end - state.step)
 
     def descend(self, state: State, steps: int) -> State:
-        """So many gradient steps, the first recorded if its turn has come."""
+        """Take this many gradient steps; the first is recorded if its number is a multiple of ``record_every``."""
         end = state.step + steps
-        paces = torch.tensor([self._pace(state, step) for step in range(state.step, end)], dtype=torch.float64)
+        schedule = torch.tensor([self._schedule(state, step) for step in range(state.step, end)], dtype=torch.float64)
         plan = ["watched step" if self._records(state) else "step"] + ["step"] * (steps - 1)
-        tensors, seen = self.prepare(state).run(_tensors(state), plan, paces.to(state.x))
+        tensors, seen = self.prepare(state).run(_tensors(state), plan, schedule.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         return replace(_with_tensors(state, tensors), step=end, history=history)
 
-    def _advance(self, tensors: Tensors, pace: Tensor, *, watch: bool) -> Tensors | None:
-        """One gradient step on L with its priors, in place, at the sharpness and the rate of its ``pace``."""
-        β, strength, *others = pace.unbind()
-        objective = self._at(β)
+    def _advance(self, tensors: Tensors, row: Tensor, *, watch: bool) -> Tensors | None:
+        """One gradient step on L with its priors, in place, by a row of the schedule."""
+        now = Scheduled(*row.unbind())
+        objective = self._at(now.sharpness)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         point, watched = (x, λ, tensors.get("labels")), None
-        if not watch:
-            λ_grad_g, g = objective.slopes(*point)
-        else:
-            r, λ_grad_g, g = objective.pulls(*point)
-            penalty = strength * self.prior.value(self.where.images(x), λ / unit)
-            watched = {"loss": objective.norm_squared(r) / self._T2, "penalty": penalty, "pull": λ_grad_g.norm()}
-        penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.where, x, λ, unit)
-        step = (self.settings.optimiser, self.where.unit, objective.signed, x, λ, unit)
-        _update(*step, (λ_grad_g, g), self._T2, penalties, _moments(tensors), strength, others)
+        assert self._bound is not None
+        r, *gradients = objective.residual_and_gradients(self._bound, *point)
+        if watch:
+            penalty = now.prior_strength * self.prior.value(self.space.images(x), λ / unit)
+            watched = {
+                "loss": objective.norm_squared(r) / self._T2,
+                "penalty": penalty,
+                "gradient": gradients[0].norm(),
+            }
+        penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
+        step = (self.settings.optimiser, self.space.unit, objective.signed, x, λ, unit)
+        _update(*step, gradients, self._T2, penalties, _moments(tensors), now)
         return watched
 
     def prepare(self, state: State) -> Executor:
@@ -205,36 +217,30 @@ class Solver:
             arguments = (state.x, state.multipliers, state.labels)
             objective = self._at(self._sharpness(0.0))
             objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory)
-            objective.check(*arguments)
-            if self.objective.chunk is not None:
-                self._steps.leave_uncompiled()  # each chunk would be compiled by itself
-            self.objective.prepare(state.x)
+            self._bound = objective.bind(*arguments)
             self._prepared_for = len(state.x)
         return self._steps
 
-    def _pace(self, state: State, step: int) -> tuple[float, ...]:
-        """β, the strength of the priors, and what the optimiser needs to know, at a step of the present phase."""
+    def _schedule(self, state: State, step: int) -> Scheduled:
+        """The numbers of a step of the present phase."""
         t = self._elapsed(state, step)
         β, strength = self._sharpness(t), _geometric(*self.settings.prior_strength, t)
-        return (
-            0.0 if β is None else float(β),
-            strength,
-            *self.settings.optimiser.pace(step + 1, self._rate(state, step)),
-        )
+        pace = self.settings.optimiser.pace(step + 1, self._rate(state, step))
+        return Scheduled(0.0 if β is None else float(β), strength, *pace)
 
     def _records(self, state: State) -> bool:
         return state.step % self.record_every == 0
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. The only place of Phase I that waits for the device."""
-        loss, penalty, pull = torch.stack([watched[name].double() for name in ("loss", "penalty", "pull")]).tolist()
+        loss, penalty, gradient = torch.stack([t.double() for t in watched.values()]).tolist()
         if not math.isfinite(loss + penalty):
             raise DivergenceError(state.step, "lower the learning rate, or check the scale of the weights")
         return {
             "step": state.step,
             "loss": loss,
             "objective": loss + penalty,
-            "gradient": 2 * pull / float(self._T2),
+            "gradient": gradient / float(self._T2),
             "rate": self._rate(state, state.step) * self.settings.optimiser.learning_rate,
             "sharpness": self._sharpness(self._elapsed(state, state.step)),
             "candidates": len(state.x),
@@ -274,7 +280,7 @@ class Solver:
 
         def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
             penalty = self.settings.prior_strength[0] * self.prior.value(
-                self.where.images(x), multipliers / state.multiplier_unit
+                self.space.images(x), multipliers / state.multiplier_unit
             )
             return objective.loss(x, multipliers, labels) + self._T2 * penalty
 
@@ -403,10 +409,10 @@ def _geometric(start: float, end: float, t: float) -> float:
 
 
 @fusible
-def _penalties(prior: Prior, where: Parametrisation, x: Tensor, λ: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _penalties(prior: Prior, space: Parametrisation, x: Tensor, λ: Tensor, unit: Tensor) -> tuple[Tensor, Tensor]:
     """The gradients of the priors, in the candidates' coordinates and in the multipliers."""
-    px, pλ = prior.gradients(where.images(x), λ / unit)
-    return where.pulled_back(px), pλ / unit
+    px, pλ = prior.gradients(space.images(x), λ / unit)
+    return space.pulled_back(px), pλ / unit
 
 
 @fusible
@@ -417,25 +423,23 @@ def _update(
     x: Tensor,
     λ: Tensor,
     unit: Tensor,
-    pulls: tuple[Tensor, Tensor],
+    gradients: Sequence[Tensor],
     T2: Tensor,
     penalties: tuple[Tensor, Tensor],
     moments: dict[str, Moments],
-    strength: Tensor,
-    pace: Sequence[Tensor],
+    now: Scheduled,
 ) -> None:
-    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place; ∇L = −2 pulls.
+    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place.
 
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
     unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
     """
-    rate, *others = pace
-    for of, value, pull, penalty, scale in (
-        ("x", x, pulls[0], penalties[0], x_unit),
-        ("multipliers", λ, pulls[1], penalties[1], unit / PIXEL),
+    for of, value, dL, penalty, scale in (
+        ("x", x, gradients[0], penalties[0], x_unit),
+        ("multipliers", λ, gradients[1], penalties[1], unit / PIXEL),
     ):
-        gradient = torch.addcmul(pull * (-2 * scale / T2), penalty, strength * scale)
-        optimiser.update_(value, gradient, moments[of], (rate * scale, *others))
+        gradient = torch.addcmul(dL * (scale / T2), penalty, now.prior_strength * scale)
+        optimiser.update_(value, gradient, moments[of], Pace(now.rate * scale, now.unbias))
     if not signed:
         λ.clamp_min_(0)
 

@@ -145,7 +145,7 @@ def largest(sizes: Tensor, count: int) -> Tensor:
 def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
     """(k,) ‖λ_i f(x_i)‖, what each candidate explains by itself."""
     alone = [(x[i], multipliers[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
-    return torch.stack([objective.represented_norm_squared(*one) for one in alone]).sqrt()
+    return torch.stack([objective.norm_squared(objective.represent(*one)) for one in alone]).sqrt()
 
 
 def _copies(x: Tensor, multipliers: Tensor, labels: Tensor | None, alike: float) -> Tensor:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +12,14 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 
 Moments = dict[str, Tensor]
+
+
+class Pace(NamedTuple):
+    """How far one step goes."""
+
+    rate: Tensor | float
+    unbias: Tensor | float = 1.0
+    """The factor on Adam's mean of squares that makes up for its start at zero."""
 
 
 class Optimiser(ABC):
@@ -32,11 +40,11 @@ class Optimiser(ABC):
         """The memory before the first step."""
 
     @abstractmethod
-    def pace(self, step: int, factor: float) -> tuple[float, ...]:
+    def pace(self, step: int, factor: float) -> Pace:
         """The numbers that the update needs at step ``step`` (from 1), with ``factor`` times the learning rate."""
 
     @abstractmethod
-    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         """Change the parameter and the memory in place by one step."""
 
     @abstractmethod
@@ -72,14 +80,13 @@ class Adam(Optimiser):
     def init(self, parameter: Tensor) -> Moments:
         return {"mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
 
-    def pace(self, step: int, factor: float) -> tuple[float, ...]:
-        return factor * self.learning_rate / (1 - self.β1**step), 1 / (1 - self.β2**step)
+    def pace(self, step: int, factor: float) -> Pace:
+        return Pace(factor * self.learning_rate / (1 - self.β1**step), 1 / (1 - self.β2**step))
 
-    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
-        rate, unbias = pace
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         mean = moments["mean"].lerp_(gradient, 1 - self.β1)
         square = moments["square"].mul_(self.β2).addcmul_(gradient, gradient, value=1 - self.β2)
-        parameter.addcdiv_(mean, (square * unbias).sqrt_().add_(self.ε).div_(-rate))
+        parameter.addcdiv_(mean, (square * pace.unbias).sqrt_().add_(self.ε).div_(-pace.rate))
 
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
         return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}
@@ -107,11 +114,11 @@ class SGD(Optimiser):
     def init(self, parameter: Tensor) -> Moments:
         return {"velocity": torch.zeros_like(parameter)}
 
-    def pace(self, step: int, factor: float) -> tuple[float, ...]:
-        return (factor * self.learning_rate,)
+    def pace(self, step: int, factor: float) -> Pace:
+        return Pace(factor * self.learning_rate)
 
-    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Sequence[Tensor | float]) -> None:
-        parameter.sub_(pace[0] * moments["velocity"].mul_(self.momentum).add_(gradient))
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
+        parameter.sub_(pace.rate * moments["velocity"].mul_(self.momentum).add_(gradient))
 
     def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
         return {"velocity": moments["velocity"] * scale}

@@ -291,7 +291,7 @@ def reconstruct(
         seed=seed,
     )
     solver = Solver(objective, _space(objective, image_shape, within), settings, execution)
-    with solver.execution.numbers(objective.device):
+    with solver.execution.matrix_precision(objective.device):
         state = solver.init()
         watchers = [*callbacks]
         if checkpoint is not None:
@@ -355,7 +355,7 @@ def _result(solver: Solver, state: State) -> Reconstruction:
     objective = solver.final()
     point = (state.x, state.multipliers, state.labels)
     return Reconstruction(
-        images=solver.where.images(state.x),
+        images=solver.space.images(state.x),
         multipliers=state.multipliers,
         labels=state.labels,
         ids=state.ids,

@@ -78,8 +78,8 @@ class Descent:
         for name, value in set_to.items():
             tensors[name].copy_(value)
         entry = self._entry(tensors, state) if watch else None
-        pace = (tensors["momentum"], tensors["rate"], moving)
-        _move(list(θ.values()), list(v.values()), list(state.gradient), *pace)
+        momentum, rate = tensors["momentum"], tensors["rate"]
+        _move(list(θ.values()), list(v.values()), list(state.gradient), momentum, rate, moving)
         tensors["step"].add_(moving)
         return entry
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
 import torch
@@ -128,9 +128,7 @@ def train(
     descent = Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
     likely = steps // 10  # most trainings converge long before their limit
-    if how.mode == "auto" and problem.images.device.type == "cpu":
-        how = replace(how, mode="eager")  # and most on a CPU before compiling has paid
-    executor = how.executor(descent.programs, problem.images.device, often=["step"], steps=likely)
+    executor = how.executor(descent.programs, problem.images.device, steps=likely)
     history: list[Record] = []
 
     def record(entry: Tensors) -> None:
@@ -139,7 +137,7 @@ def train(
         if callback:
             callback(history[-1])
 
-    with how.numbers(problem.images.device):
+    with how.matrix_precision(problem.images.device):
         tensors, step, stopped = descent.start(), 0, False
         while not stopped:
             tensors, seen = executor.run(tensors, descent.plan(step, record_every))

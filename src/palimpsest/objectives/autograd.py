@@ -1,0 +1,132 @@
+"""Any network, differentiated by autograd.
+
+v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i)     one backward pass
+(∂v/∂x)ᵀ u, (∂v/∂λ)ᵀ u               a second one, over the graph of the first
+∂/∂x of these                        a third one, whose graph is kept for further products
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from palimpsest.errors import NoGradientError
+from palimpsest.execution.precision import matrix_products
+from palimpsest.objectives import dense, smoothing
+
+IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
+# The fused kernels of attention cannot be differentiated twice; the plain one can.
+_DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
+
+# Threads may share a network. It is used by one at a time, because functional_call puts parameters into it.
+_FORWARD = threading.RLock()
+
+Parameters = dict[str, Tensor]
+Operator = Callable[[Tensor], Tensor]
+Sharpness = float | Tensor | None
+
+
+class Network:
+    """A network as a function of its parameters and of images, with its ReLUs smoothed. Threads may share it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+
+    def __call__(self, θ: Parameters, images: Tensor, β: Sharpness) -> Tensor:
+        """Outputs (k, C)."""
+        smoothed = nullcontext() if β is None else smoothing.Smoothed(β)
+        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), smoothed:
+            outputs = functional_call(self.module, θ, (images,))
+        return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
+
+    def check(self, images: Tensor, β: Sharpness) -> None:
+        """Raise a named error unless the network can be differentiated twice at such images."""
+        with _FORWARD, _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=images.device):
+            smoothing.check(self.module, images, β)
+
+    def dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
+        """The layers, if the network is a stack of dense ones."""
+        with _FORWARD:
+            return dense.recognise(self.module, images)
+
+    def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Network:
+        with _FORWARD:
+            return Network(copy.deepcopy(self.module).to(device=device, dtype=dtype))
+
+    def state_dict(self) -> dict[str, Any]:
+        with _FORWARD:
+            return self.module.state_dict()
+
+
+def leaf(t: Tensor) -> Tensor:
+    return t.detach().requires_grad_()
+
+
+def total(tensors: Sequence[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, tensors)
+
+
+def represent(
+    φ: Callable[[Parameters], Tensor], nodes: Sequence[tuple[Parameters, Tensor]], *, differentiable: bool
+) -> Parameters:
+    """v = Σ_s ∇_θ Σ_i λ_is φ_i(θ_s), with a graph if it is to be differentiated in what φ and λ depend on."""
+    names, points = list(nodes[0][0]), [{name: leaf(t) for name, t in θ.items()} for θ, _ in nodes]
+    with torch.enable_grad():  # around the parts of several tangents too, or they lose their graph
+        value = total([(λ * φ(θ)).sum() for θ, (_, λ) in zip(points, nodes, strict=True)])
+        if not value.requires_grad:
+            raise NoGradientError(IGNORED)
+        grads = torch.autograd.grad(
+            value,
+            [θ[name] for θ in points for name in names],
+            create_graph=differentiable,
+            materialize_grads=True,
+        )
+        return {name: total(grads[i :: len(names)]) for i, name in enumerate(names)}
+
+
+def adjoint(
+    v: Parameters, inputs: tuple[Tensor, ...], u: Mapping[str, Tensor], *, differentiable: bool = False
+) -> tuple[Tensor, ...]:
+    """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on.
+
+    As the gradient of ⟨v, u⟩: torch imports a library of symbolic algebra, a second or more, when given cotangents.
+    """
+    with torch.enable_grad():
+        parts = [torch.dot(value.flatten(), u[name].flatten()) for name, value in v.items() if value.requires_grad]
+        if not parts:
+            return tuple(map(torch.zeros_like, inputs))
+        return torch.autograd.grad(total(parts), inputs, create_graph=differentiable, materialize_grads=True)
+
+
+def pushed(v: Parameters, x: Tensor, direction: Tensor) -> Parameters:
+    """Jv = Σ_i (∂v/∂x_i) direction_i: the adjoint is linear in u, and its derivative in u is J."""
+    u = {name: leaf(torch.zeros_like(t)) for name, t in v.items()}
+    (back,) = adjoint(v, (x,), u, differentiable=True)
+    if not back.requires_grad:  # nothing that was trained depends on the candidates
+        return {name: t.detach() for name, t in u.items()}
+    with torch.enable_grad():
+        along = torch.dot(back.flatten(), direction.flatten())
+    return dict(zip(u, torch.autograd.grad(along, list(u.values()), materialize_grads=True), strict=True))
+
+
+def directional(gradient: Tensor, x: Tensor) -> Operator:
+    """v ↦ (∂ gradient / ∂x) v for a symmetric derivative; its graph is kept for the next product."""
+
+    def product(direction: Tensor) -> Tensor:
+        if not gradient.requires_grad:  # piecewise linear in x: no curvature at all
+            return torch.zeros_like(x)
+        with torch.enable_grad():
+            along = torch.dot(gradient.flatten(), direction.flatten())
+        return torch.autograd.grad(along, x, retain_graph=True, materialize_grads=True)[0]
+
+    return product
