@@ -8,7 +8,7 @@ from torch import nn
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, TrainingDivergedError
 from palimpsest.networks import MLP, PolynomialNetwork
-from palimpsest.training import Outcome, train
+from palimpsest.training import Convergence, train
 from palimpsest.training.coordinates import Coordinates, SpanCoordinates, coordinates
 
 
@@ -39,7 +39,7 @@ def test_squared_loss_reaches_the_labels_and_keeps_the_start():
     model = network()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     fit = train(model, x, y)
-    assert fit.outcome is Outcome.CONVERGED
+    assert fit.outcome is Convergence.CONVERGED
     assert fit.converged
     assert (fit.model(x)[:, 0] - y).abs().max() <= fit.tolerance * (1 + 1e-4)
     for name, value in model.state_dict().items():
@@ -184,7 +184,7 @@ def test_squared_loss_on_classes():
 def test_running_out_of_steps_is_stated():
     x, y = problem()
     fit = train(network(), x, y, steps=3)
-    assert fit.outcome is Outcome.OUT_OF_STEPS
+    assert fit.outcome is Convergence.OUT_OF_STEPS
     assert fit.outcome.value == "ran out of steps"
     assert fit.gap > fit.tolerance
     assert "did not converge in 3 steps" in fit.summary
@@ -249,7 +249,7 @@ def test_a_dead_network_and_a_perfect_one_are_no_accidents():
     with torch.no_grad():
         dead.layers[0].weight.zero_()
         dead.layers[0].bias.fill_(-1.0)
-    assert train(dead, x, y, steps=30).outcome is Outcome.OUT_OF_STEPS
+    assert train(dead, x, y, steps=30).outcome is Convergence.OUT_OF_STEPS
     fit = train(network(), x, torch.zeros(12), steps=400)
     again = train(fit.model, x, fit.model(x).detach())
     assert again.converged
