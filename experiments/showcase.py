@@ -4,7 +4,8 @@
 
 A network of two convolutions and two dense layers is trained by plain torch on CIFAR-10 images, three times from
 different seeds, and read by the NTK method. The picture shows the first seed's best images above the originals.
-CIFAR-10 is looked for in PALIMPSEST_DATA. Takes minutes on a GPU.
+Width, nodes, steps and prior were chosen on seed 11, which is not reported. CIFAR-10 is looked for in PALIMPSEST_DATA.
+Takes minutes on a GPU.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ COLUMNS, ZOOM = 15, 2
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 64, 5, stride=2, padding=2), nn.ReLU(),
-        nn.Conv2d(64, 128, 3, stride=2, padding=1), nn.ReLU(),
-        nn.Flatten(), nn.Linear(128 * 8 * 8, 500), nn.ReLU(), nn.Linear(500, 1),
+        nn.Conv2d(3, 128, 5, stride=2, padding=2), nn.ReLU(),
+        nn.Conv2d(128, 256, 3, stride=2, padding=1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(256 * 8 * 8, 1000), nn.ReLU(), nn.Linear(1000, 1),
     )  # fmt: skip
 
 
@@ -56,12 +57,12 @@ def read(data: pal.datasets.DataSet, seed: int, options: argparse.Namespace) -> 
     model, initial = trained(data, seed, options.device)
     began = time.perf_counter()
     rec = pal.reconstruct(
-        pal.NTK(model, initial, at=(0.15, 0.85), weights="auto"),
+        pal.NTK(model, initial, at=(0.1, 0.5, 0.9), weights="auto"),
         image_shape=data.image_shape,
         candidates=2 * len(data.train),
         steps=options.steps,
         priors=(pal.priors.Box(), pal.priors.TotalVariation(weight=0.3)),
-        prior_strength=(1.0, 0.1),
+        prior_strength=(1.0, 0.3),
         seed=seed,
     )
     seconds = time.perf_counter() - began
@@ -85,7 +86,7 @@ def read(data: pal.datasets.DataSet, seed: int, options: argparse.Namespace) -> 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--steps", type=int, default=6000)
     parser.add_argument("--images", type=int, default=50)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--out", type=Path, default=ROOT / "docs")
