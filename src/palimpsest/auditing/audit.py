@@ -12,10 +12,7 @@ audit.json, report.html    the verdict and everything behind it
 from __future__ import annotations
 
 import difflib
-import hashlib
-import inspect
 import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,6 +27,7 @@ from palimpsest.auditing import stages
 from palimpsest.auditing.agreement import Run, agree
 from palimpsest.auditing.controls import PublicImages, distance, public_images, shuffled, trained_control
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.identity import claim
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Plan, Wishes, draft, fitted, fulfilled, measured_rate
 from palimpsest.auditing.preflight import Method, Preflight, check_method, preflight
@@ -43,7 +41,6 @@ from palimpsest.errors import (
     InvalidInputError,
     NoGradientError,
     PalimpsestError,
-    RunFolderError,
     TrainingDivergedError,
 )
 from palimpsest.files.schema import built
@@ -57,8 +54,6 @@ from palimpsest.training import train
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 PROBE_STEPS = 20  # of training, to see how fast it is
-PROBES, PROBED = 2, 64  # images by which a network is known again, and outputs of each
-ALIKE = 1e-3  # of the largest output: more than another machine's rounding, less than another network's difference
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
 
@@ -198,76 +193,9 @@ def audit(
     examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
     check_method(examined, chosen.method)
     with RunFolder(out).locked(create=True) as folder:
-        _claim(folder, examined, network, chosen, truth)
+        asked = {name: value for name, value in asdict(chosen).items() if name != "minutes"}
+        claim(folder, examined, network, asked, truth)
         return _Auditor(folder, examined, chosen, truth, torch.device(device), began).run()
-
-
-def _claim(folder: RunFolder, examined: Subject, network: str | Factory, options: Options, truth: Truth | None) -> None:
-    """Make the folder this audit's; refuse it if it is another's."""
-    asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
-    mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _identity(examined, truth)}
-    code, outputs = _code(network), _outputs(examined)
-    if not (folder.path / "config.json").exists():
-        folder.write_config({"audit": mine | {"network": {"code": code, "outputs": outputs}}})
-    other: Any = folder.config.get("audit")
-    if what := _what_differs(other, mine, outputs):
-        raise RunFolderError(f"{folder.path} holds another run ({what}); choose another folder, or repeat its command")
-    if other["network"]["code"] != code:
-        note("the code of the network changed, but it gives the same outputs")
-
-
-def _what_differs(other: Any, mine: Mapping[str, Any], outputs: list[float]) -> str:
-    """In what the audit that a folder holds is another one; nothing if it is this one."""
-    if not isinstance(other, dict) or other.keys() != {*mine, "network"}:
-        return "it is no audit"
-    names = [name for name, value in mine["options"].items() if other["options"].get(name) != value]
-    names += [] if other["identity"] == mine["identity"] else ["weights or images"]
-    names += [] if _alike(other["network"]["outputs"], outputs) else ["network"]
-    if names:
-        return f"with other {', '.join(names)}"
-    return "" if {name: other[name] for name in mine} == mine else "of another version"
-
-
-def _code(network: str | Factory) -> dict[str, str | None]:
-    """The name of the network's code, and a checksum of it where it can be read."""
-    name = network if isinstance(network, str) else getattr(network, "__qualname__", type(network).__qualname__)
-    place = name.rpartition(":")[0]
-    try:
-        if not isinstance(network, str):
-            source = inspect.getsource(network).encode()
-        else:
-            source = Path(place if place.endswith(".py") else inspect.getfile(sys.modules[place])).read_bytes()
-    except (OSError, TypeError, KeyError):  # made in a console, or compiled
-        return {"name": name, "sha256": None}
-    return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
-
-
-def _outputs(examined: Subject) -> list[float]:
-    """What the network says to a fixed probe: weights alone do not tell a ReLU from a tanh."""
-    probe = 0.2 * torch.randn(PROBES, *examined.image_shape, generator=torch.Generator().manual_seed(0))
-    with torch.no_grad():
-        return examined.model(probe).reshape(PROBES, -1)[:, :PROBED].flatten().tolist()
-
-
-def _alike(before: list[float], now: list[float]) -> bool:
-    """Compared by how the probes differ from each other: a large bias, which they share, says little."""
-    a, b = (torch.tensor(x).double() for x in (before, now))
-    if a.shape != b.shape:
-        return False
-    a, b = (x.view(PROBES, -1) - x.view(PROBES, -1).mean(0) for x in (a, b))
-    spread = float(torch.where(b.isfinite(), b, 0.0).abs().max())
-    rounding = torch.finfo(torch.float32).eps * max(map(abs, now), default=0.0)
-    return torch.allclose(a, b, rtol=0, atol=ALIKE * spread + 16 * rounding, equal_nan=True)
-
-
-def _identity(examined: Subject, truth: Truth | None) -> str:
-    digest = hashlib.sha256()
-    tensors = [*examined.model.state_dict().values(), *(examined.initial or {}).values()]
-    if truth is not None:
-        tensors += [truth.seen, truth.labels, *([] if truth.held_out is None else [truth.held_out])]
-    for t in tensors:
-        digest.update(f"{t.dtype} {tuple(t.shape)}".encode() + t.detach().cpu().contiguous().numpy().tobytes())
-    return digest.hexdigest()
 
 
 class _Auditor:
