@@ -1,7 +1,7 @@
 """Which audit a folder holds: its options, its network, its weights and its images.
 
-Weights and images are known by their checksum. A network is known by its outputs on a fixed probe, because weights alone
-do not tell a ReLU from a tanh, and code may change without changing what it computes.
+Weights and images are known by their checksum. A network is known by its outputs on a fixed probe, because weights
+alone do not tell a ReLU from a tanh, and code may change without changing what it computes.
 """
 
 from __future__ import annotations
