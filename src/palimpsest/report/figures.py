@@ -145,11 +145,11 @@ def scatter(first: Variant, last: Variant) -> Markup:
     """Each training image once: its score in one reconstruction against that in the other."""
     assert first.score is not None
     assert last.score is not None
-    pairs = list(zip(first.score.ssim.tolist(), last.score.ssim.tolist(), strict=True))
+    pairs = list(zip(first.score.likeness.tolist(), last.score.likeness.tolist(), strict=True))
     low = min(0.0, min(map(min, pairs)))
     panel = Panel(400, 380, x=(low, 1), y=(low, 1))
-    panel.y_axis(f"SSIM {last.name}")
-    panel.x_axis(f"SSIM {first.name}")
+    panel.y_axis(f"likeness {last.name}")
+    panel.x_axis(f"likeness {first.name}")
     panel.line([(low, low), (1, 1)], "diagonal")
     if (bar := first.score.verdict.threshold) > 0:
         panel.vertical(bar, "bar")
@@ -159,7 +159,7 @@ def scatter(first: Variant, last: Variant) -> Markup:
     for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
         panel.dot(x, y, "solid" if recovered else "hollow")
     return panel.svg(
-        f"Scatter plot of {len(pairs)} training images: SSIM {first.name} across, {last.name} upwards."
+        f"Scatter plot of {len(pairs)} training images: likeness {first.name} across, {last.name} upwards."
         f" {improved(first, last)} of them lie above the diagonal."
     )
 
@@ -168,7 +168,7 @@ def improved(first: Variant, last: Variant) -> int:
     """How many training images the last reconstruction shows better than the first."""
     assert first.score is not None
     assert last.score is not None
-    return int((last.score.ssim > first.score.ssim).sum())
+    return int((last.score.likeness > first.score.likeness).sum())
 
 
 # --- the runs ------------------------------------------------------------------------------------

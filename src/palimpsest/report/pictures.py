@@ -126,10 +126,10 @@ def _reconstruction(variant: Variant, i: int) -> Picture | None:
     score = variant.score
     if score is None or score.match[i] < 0:
         return None
-    ssim, mark = float(score.ssim[i]), _mark(score, i)
+    likeness, mark = float(score.likeness[i]), _mark(score, i)
     told = {"recovered": ", recovered", "flat": ", no better than a blur", "": ""}[mark]
-    alt = f"Reconstruction {variant.name} of training image {i + 1}, SSIM {ssim:.2f}{told}"
-    return Picture(shown(variant.images[int(score.match[i])]), alt, f"{ssim:.2f}", mark)
+    alt = f"Reconstruction {variant.name} of training image {i + 1}, likeness {likeness:.2f}{told}"
+    return Picture(shown(variant.images[int(score.match[i])]), alt, f"{likeness:.2f}", mark)
 
 
 def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
