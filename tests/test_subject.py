@@ -71,7 +71,7 @@ class Token(nn.Module):
 def test_parameters_without_a_way_to_reset_them_are_not_left_trained():
     model = Token()
     ours = subject(lambda: model, model.state_dict(), image_shape=SHAPE)
-    fresh = ours.fresh().token
+    fresh = ours.fresh().token.detach()
     assert not torch.equal(fresh, model.token)
     assert 0.1 < float(fresh.square().mean().sqrt()) < 0.9
 

@@ -88,7 +88,7 @@ class Objective(ABC):
 
     Examples:
         >>> from palimpsest.networks import MLP
-        >>> from palimpsest.objectives import KKT
+        >>> from palimpsest.methods import KKT
         >>> objective = KKT(MLP(4, hidden=(8,)), signed=True)
         >>> residual = objective.residual(torch.randn(3, 4), torch.zeros(3))
         >>> sorted(residual) == sorted(objective.target)

@@ -86,7 +86,7 @@ class Solver:
     """Algorithm 1 over an explicit state.
 
     >>> from palimpsest.networks import MLP
-    >>> from palimpsest.objectives import KKT
+    >>> from palimpsest.methods import KKT
     >>> from palimpsest.objectives.spaces import Everywhere
     >>> solver = Solver(KKT(MLP(6, (5,))), Everywhere((6,)), Settings(candidates=4, steps=3))
     >>> state = solver.init()
