@@ -1,13 +1,13 @@
 """`pal.audit`: from a network and its weights to a verdict and a report, in stages that are each done once.
 
-config.json                what is audited and how; another audit in the same folder is refused   identity.py
-preflight.json             what the weights tell before the reconstruction                        preflight.py
-plan.json                  every choice                                                           plan.py, speed.py
-floor.json                 whether the method describes the training, if its images are given     floor.py
-runs/ROLE-N.safetensors    the reconstructions of the subject and of both controls                reading.py
-control.safetensors        the weights of the positive control                                    controls.py
-ranking.safetensors        the candidates, the likeliest first                         agreement.py, ranking.py
-audit.json, report.html    the verdict and the evidence behind it                           verdict.py, page.py
+config.json              the identity of the audit; a folder refuses another one             identity.py
+preflight.json           the facts that are known before the reconstruction                  preflight.py
+plan.json                every choice                                                        plan.py, speed.py
+floor.json               whether the method describes the training, if its images are given  floor.py
+runs/ROLE-N.safetensors  the reconstructions of the subject and of both controls             reading.py
+control.safetensors      the weights of the positive control                                 controls.py
+ranking.safetensors      the candidates, the likeliest first                                 agreement.py, ranking.py
+audit.json, report.html  the verdict and the evidence behind it                              verdict.py, page.py
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ RESERVE = 12.0  # seconds kept for ranking, scoring and the report
 
 
 @refusing_unknown_keywords
-@torch.random.fork_rng(devices=[])  # the caller's random numbers stay what they are
+@torch.random.fork_rng(devices=[])  # does not change the caller's random numbers
 def audit(
     network: str | Factory,
     weights: Path | str | Mapping[str, Tensor],

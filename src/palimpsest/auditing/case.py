@@ -1,4 +1,4 @@
-"""What the stages of one audit share: the network, the options, the folder and the clock."""
+"""The inputs that all stages of an audit share: the network, the options, the folder and the clock."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Clock(Callback):
 
 @dataclass(frozen=True)
 class Case:
-    """One audit: what is audited, how, and where its files are."""
+    """One audit: its network, its options and its files."""
 
     folder: Path
     owner: str

@@ -53,7 +53,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time for an audit, and what can be done in it.
+    """The time for an audit, and the speed of the machine.
 
     Args:
         seconds: the time left.

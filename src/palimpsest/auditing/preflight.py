@@ -1,4 +1,4 @@
-"""What the weights tell before the reconstruction: the number of images, the limits, and the method that fits."""
+"""The facts that are known before the reconstruction: number of images, limits, and the method that fits."""
 
 from __future__ import annotations
 
@@ -94,7 +94,9 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         note(remark)
     θ = parameters_of(subject.model)
     if not θ:
-        raise InvalidInputError("the network has no trainable parameter; set requires_grad on the trained parameters")
+        raise InvalidInputError(
+            "the network does not have a trainable parameter; set requires_grad on the trained parameters"
+        )
     θ_0 = None if subject.initial is None else {name: subject.initial[name].to(t) for name, t in θ.items()}
     correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
     moved = None if θ_0 is None else _norm({name: θ[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)

@@ -60,7 +60,7 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
         if run is not None and len(run.images):
             runs[role].append(run)
     if not runs["subject"]:
-        raise DivergenceError(0, "the weights or their scale are beyond what this method can handle")
+        raise DivergenceError(0, "this method cannot handle these weights or their scale")
     return runs, finished
 
 

@@ -85,18 +85,3 @@ def _score_rows(scores: list[Score]) -> list[tuple[str, list[str]]]:
 def counted(score: Score) -> str:
     """The name of the images that the verdict counts."""
     return "better than a blur" if score.verdict.outcome is Outcome.NO_VERDICT else "recovered"
-
-
-def rounds(variant: Variant) -> list[list[str]]:
-    """A row per round of splitting: step, candidates before, number of splits, η, and the loss before and after."""
-    return [
-        [
-            f"{event['step']:,}",
-            f"{len(event['eigenvalues']):,}",
-            f"{event['split']:,}",
-            number(event["eta"]) if event["split"] else "–",
-            number(event["before"], 2),
-            number(event["after"], 2),
-        ]
-        for event in variant.splits
-    ]

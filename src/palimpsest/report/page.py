@@ -16,7 +16,7 @@ from palimpsest.scoring import Outcome
 CELL, FRAME = 50, 75  # approximate width of a picture on the page and in a trajectory, in pixels
 PLATE, MOST_COLUMNS = 1040, 20  # the largest width of a row of pictures, and their number
 
-# Characters that nobody sees but that hide, reverse or break what stands beside them.
+# Invisible characters that hide, reverse or break the text beside them.
 INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -28,7 +28,8 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "raised": words.raised, "percent": "{:.0%}".format}
+ENVIRONMENT.filters |= {name: getattr(words, name) for name in ("fact", "label", "number", "raised")}
+ENVIRONMENT.filters["percent"] = "{:.0%}".format
 ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
 
 
@@ -57,7 +58,7 @@ def render(content: Content) -> str:
         frame=_whole_multiple(min(width, pictures.LARGEST), FRAME),
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
-        rounds=findings.rounds(content.variants[-1]),
+        splits=content.variants[-1].splits,
         comparison=findings.comparison(content.variants),
         settings=_settings(content),
         **_drawings(content),
@@ -65,7 +66,7 @@ def render(content: Content) -> str:
 
 
 def page(template: str, *, width: int, **values: Any) -> str:
-    """A filled template whose pictures are so many pixels wide. Invisible characters are replaced."""
+    """The filled template, for pictures of this width in pixels. Invisible characters are replaced."""
     cell = _whole_multiple(min(width, pictures.LARGEST), CELL)
     columns = max(1, min(MOST_COLUMNS, PLATE // (cell + 2)))
     text = ENVIRONMENT.get_template(template).render(cell=cell, columns=columns, **values)
@@ -96,7 +97,7 @@ def _drawings(content: Content) -> dict[str, Markup | list[Markup] | int | None]
 
 
 def _settings(content: Content) -> dict[str, Mapping[str, Any]]:
-    """The tables at the end, without empty ones and without options that were left open."""
+    """The tables at the end, without empty ones. The template leaves out options that are None."""
     tables: dict[str, Mapping[str, Any]] = {
         "Configuration": content.configuration,
         "Training": content.training,
@@ -104,12 +105,4 @@ def _settings(content: Content) -> dict[str, Mapping[str, Any]]:
         "Time spent": {stage: words.duration(seconds) for stage, seconds in content.seconds.items()},
         "Versions": content.versions,
     }
-    return {name: table for name, table in _without_none(tables).items() if table}
-
-
-def _without_none(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, Mapping) else value
-        for key, value in table.items()
-        if value is not None
-    }
+    return {name: table for name, table in tables.items() if table}
