@@ -10,7 +10,6 @@ from palimpsest.auditing.result import Audit
 from palimpsest.auditing.truth import Truth
 from palimpsest.files.versions import versions
 from palimpsest.report.figures import probabilities
-from palimpsest.report.findings import Figure, recovered
 from palimpsest.report.page import page
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.scoring import metrics
@@ -29,34 +28,15 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         title=f"{name}: an audit of what can be read out of the weights",
         outcome=verdict.outcome,
         sentence=verdict.sentence,
-        figures=_key_figures(audit),
         audit=audit,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth),
+        likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,
         advice=json.loads(resources.files("palimpsest.auditing").joinpath("advice.json").read_text())["rows"],
         settings={"Plan": plan, "Versions": versions()},
     )
-
-
-def _key_figures(audit: Audit) -> list[Figure]:
-    verdict, ranking = audit.verdict, audit.ranking
-    best = float(ranking.probability[0]) if len(ranking) else 0.0
-    unseen = "" if audit.score is None else "estimated without the training images: "
-    expected = f"{unseen}about {verdict.expected:.0f} of them expected to be real"
-    chosen = [
-        Figure(str(verdict.likely), "likely candidates", expected),
-        Figure(f"{best:.0%}", "the likeliest candidate", f"{unseen}probability of showing a training image"),
-    ]
-    if audit.score is not None:
-        chosen.insert(0, recovered(audit.score.verdict, "compared with the training images you gave"))
-    if verdict.bar is not None:
-        chosen.append(Figure(f"{verdict.bar:.0%}", "by chance", "the likeliest candidate of the negative control"))
-    if audit.positive is not None:
-        count = f"{audit.positive.comparison.recovered} of {audit.positive.comparison.total}"
-        chosen.append(Figure(count, "positive control", "public images recovered from a network of the same kind"))
-    return chosen
 
 
 def _plate(audit: Audit, truth: Truth | None) -> list[list[Picture]]:

@@ -1,56 +1,10 @@
-"""The findings in numbers: those beside the verdict, and the tables."""
+"""The table that compares the reconstructions in numbers."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from palimpsest.report.content import Variant
-from palimpsest.report.words import duration, number, p_value
-from palimpsest.scoring import Outcome, Score, Verdict
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One number that matters."""
-
-    value: str
-    name: str
-    detail: str
-
-
-def recovered(verdict: Verdict, detail: str) -> Figure:
-    """The number of recovered images. Without enough held-out images, a match proves nothing."""
-    count = f"{verdict.recovered} of {verdict.total}"
-    if verdict.outcome is Outcome.NO_VERDICT:
-        return Figure(count, "training images with a good match", "better than a blurred copy, which proves nothing")
-    return Figure(count, "training images recovered", detail)
-
-
-def key_figures(score: Score, held_out: int) -> list[Figure]:
-    """The numbers behind the verdict on a reconstruction."""
-    verdict, percent = score.verdict, f"{100 * score.verdict.confidence:.3g} %"
-    mean = Figure(f"{float(score.ssim.mean()):.2f}", "mean SSIM", "over all training images; 1 means identical")
-    if verdict.interval is None or verdict.auc is None or verdict.auc_interval is None or verdict.p_value is None:
-        return [recovered(verdict, ""), mean]
-    (low, high), (auc_low, auc_high) = verdict.interval, verdict.auc_interval
-    beyond_chance = (
-        f"{low} to {high} of them beyond chance ({percent} interval)" if high else "none above the threshold"
-    )
-    auc = f"{auc_low:.2f} to {auc_high:.2f} ({percent} interval); 0.5 is chance"
-    threshold = Figure("a blur", "threshold", f"none of {held_out} held-out images beats its blurred copy")
-    if verdict.threshold > 0:
-        highest = f"highest likeness of {held_out} held-out images, among those that beat their blurred copies"
-        threshold = Figure(f"{verdict.threshold:.2f}", "threshold", highest)
-    return [
-        recovered(verdict, beyond_chance),
-        Figure(f"{verdict.auc:.2f}", "AUC, training against held-out", auc),
-        Figure(p_value(verdict.p_value), "if nothing had leaked", "probability of a result at least this strong"),
-        threshold,
-        mean,
-    ]
-
-
-# --- the tables ----------------------------------------------------------------------------------
+from palimpsest.report.words import duration, number
+from palimpsest.scoring import Outcome, Score
 
 
 def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:

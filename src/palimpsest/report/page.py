@@ -28,7 +28,7 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {name: getattr(words, name) for name in ("fact", "label", "number", "raised")}
+ENVIRONMENT.filters |= {name: getattr(words, name) for name in ("fact", "label", "number", "p_value", "raised")}
 ENVIRONMENT.filters["percent"] = "{:.0%}".format
 ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
 
@@ -51,7 +51,6 @@ def render(content: Content) -> str:
         title=content.title,
         outcome=score.verdict.outcome if score else Outcome.NO_VERDICT,
         sentence=score.verdict.sentence if score else f"No verdict: {count}, but no training images were given.",
-        figures=findings.key_figures(score, content.held_out_count) if score else [],
         content=content,
         plate=pictures.plate(content),
         width=width,
