@@ -424,6 +424,7 @@ def test_the_options_of_the_command_line_are_those_of_the_function():
     for option in fields(Options):
         parameter = parameters[option.name]
         assert (parameter.default, parameter.annotation) == (option.default, option.type), option.name
+        assert f"        {option.name}: " in pal.audit.__doc__
 
 
 # --- refusals ------------------------------------------------------------------------------------

@@ -134,6 +134,7 @@ def audit(
 
 def _stages(case: Case) -> Audit:
     found = _preflight(case)
+    case = replace(case, options=replace(case.options, samples=case.options.samples or found.samples))
     plan = _plan(case, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
@@ -143,14 +144,14 @@ def _stages(case: Case) -> Audit:
     evidence = Evidence(
         ranking=ranking,
         negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
-        positive=_positive(case, found, plan, runs["positive"]),
+        positive=_positive(case, plan, runs["positive"]),
         comparison=None if scored is None else scored.verdict,
         floor=unexplained,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         moved=found.moved != 0,
         method=plan.method,
-        samples=case.options.samples or found.samples,
+        samples=case.options.samples,
     )
     result = Audit(
         **vars(evidence),
@@ -167,13 +168,11 @@ def _stages(case: Case) -> Audit:
 
 def _preflight(case: Case) -> Preflight:
     note("examining the weights")
-    path, options = case.folder / "preflight.json", case.options
-    found = cached_json(
-        path,
-        case.owner,
-        Preflight,
-        lambda: preflight(case.subject, method=options.method, weight_decay=options.weight_decay),
-    )
+
+    def compute() -> Preflight:
+        return preflight(case.subject, method=case.options.method, weight_decay=case.options.weight_decay)
+
+    found = cached_json(case.folder / "preflight.json", case.owner, Preflight, compute)
     note(f"method {found.method}: {found.why}")
     if found.warning:
         note(f"warning: {found.warning}")
@@ -209,7 +208,7 @@ def _floor(case: Case, plan: Plan) -> float | None:
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
 
 
-def _positive(case: Case, found: Preflight, plan: Plan, runs: list[Run]) -> PositiveControl | None:
+def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None:
     """The positive control, ranked like the subject and compared with its public images."""
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
@@ -219,7 +218,7 @@ def _positive(case: Case, found: Preflight, plan: Plan, runs: list[Run]) -> Posi
         ranking=rank(agreed),
         comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
         images=plan.control_images,
-        samples=case.options.samples or found.samples,
+        samples=case.options.samples,
         way=distance(model, starts[1]) / max(distance(case.subject.model, starts[0]), 1e-300),
     )
 

@@ -69,9 +69,9 @@ class Budget:
 def untimed_plan(found: Preflight, options: Options) -> Plan:
     """The plan as far as it does not depend on time."""
     samples = options.samples or found.samples
-    likely = samples or found.bound
-    candidates = USUAL_CANDIDATES if not likely else min(max(2 * likely, FEWEST_CANDIDATES), MOST_CANDIDATES)
-    candidates = options.candidates or candidates
+    likely, candidates = samples or found.bound, options.candidates or USUAL_CANDIDATES
+    if likely and not options.candidates:
+        candidates = min(max(2 * likely, FEWEST_CANDIDATES), MOST_CANDIDATES)
     return Plan(
         method=found.method,
         at=NODES[1] if found.method == "ntk" else (),

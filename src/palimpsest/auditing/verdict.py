@@ -207,9 +207,7 @@ def _obstacles(e: Evidence) -> Reasons:
         unexplained = f"The training images leave {e.floor:.0%} of its target unexplained"
         advice = "Give the initial weights by --initial. Without them, only very long training can be read."
         if e.method == "ntk":
-            advice = (
-                "Check the mean and standard deviation that training used. Adam and long training have this effect."
-            )
+            advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield f"the method does not describe this training. {unexplained}", advice
     if e.negative is None:
         reason = "the audit did not finish two restarts and a negative control"
@@ -231,10 +229,7 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
             doubt = f"there are only {e.samples} training images, so the estimates do not hold here"
         yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {LONGER}"
     elif e.surplus >= 1:
-        yield (
-            f"about {e.surplus:.0f} more candidates are expected to be real than by chance, but none is likely",
-            LONGER,
-        )
+        yield f"about {e.surplus:.0f} candidates beyond chance are expected to be real, but none is likely", LONGER
 
 
 def _doubts(e: Evidence) -> Reasons:
@@ -259,8 +254,7 @@ def _nothing(e: Evidence) -> str:
 
 def _recovered(comparison: Verdict | None) -> str:
     assert comparison is not None
-    count = f"{comparison.recovered} of {comparison.total} training images recovered"
-    return f"{count}, p = {comparison.p_value:.2g}"
+    return f"{comparison.recovered} of {comparison.total} training images recovered, p = {comparison.p_value:.2g}"
 
 
 def _candidates(e: Evidence, p: Tensor) -> str:
