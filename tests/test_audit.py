@@ -1,9 +1,10 @@
 """Auditing networks that were trained by somebody else's script: verdicts, controls, resuming and refusals."""
 
+import inspect
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -15,9 +16,10 @@ import outsider
 import palimpsest as pal
 from killing import Moment, killed, prepared
 from palimpsest.auditing import agreement, controls, plan, ranking, verdict
-from palimpsest.auditing.audit import OUT_OF_TIME
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import preflight
+from palimpsest.auditing.result import OUT_OF_TIME
 from palimpsest.auditing.subject import factory, subject
 from palimpsest.cli.commands import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
@@ -72,7 +74,7 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.floor < 0.5
     assert found.negative.probability.max() < verdict.LIKELY
     assert found.accuracy == 1
-    assert found.told == [found.verdict.sentence]
+    assert found.summary == [found.verdict.sentence]
     page = found.report.read_text()
     assert found.verdict.sentence in page
     assert "Positive control" in page
@@ -190,13 +192,13 @@ def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_p
     stopped = tiny(out, minutes=1e-3)
     assert stopped.verdict.outcome is Outcome.NO_VERDICT
     assert not stopped.finished
-    assert stopped.told == [stopped.verdict.sentence, OUT_OF_TIME]
+    assert stopped.summary == [stopped.verdict.sentence, OUT_OF_TIME]
     assert OUT_OF_TIME in stopped.report.read_text()
     with caplog.at_level("INFO", "palimpsest"):
         done = tiny(out)
-    assert "for a better reading, give another --out and more --minutes" in caplog.text
+    assert "--out" in caplog.text
     assert done.finished
-    assert OUT_OF_TIME not in done.told
+    assert OUT_OF_TIME not in done.summary
     assert tiny(out).verdict.outcome is not Outcome.NO_VERDICT
     assert tiny(out).report.read_bytes() == tiny(tmp_path / "fresh" / "audit").report.read_bytes()
 
@@ -307,32 +309,27 @@ def test_methods_follow_outputs_and_weight_decay():
     several = subject(classes, classes().state_dict(), image_shape=SHAPE)
     assert preflight(several).method == "multiclass"
     assert preflight(several, weight_decay=True).method == "kkt-signed"
-    assert preflight(several, method="kkt-signed").why == "as asked for"
+    assert preflight(several, method="kkt-signed").why == "chosen by the user"
 
 
 @pytest.mark.parametrize("seconds", [30.0, 180.0, 3600.0])
 @pytest.mark.parametrize("rate", [5.0, 60.0, 2000.0])
 def test_plans_fit_into_the_time_there_is(seconds, rate):
     found = preflight(fitted_mlp(steps=20))
-    wishes = plan.Wishes()
-    made = plan.fitted(plan.draft(found, wishes, seed=0), wishes, seconds=seconds, rate=rate, training_rate=100.0,
-                       controls=True)  # fmt: skip
+    made = plan.timed_plan(plan.untimed_plan(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
     spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
-    assert spent <= seconds or made.steps == plan.LEAST
-    assert plan.Plan.from_json(made.to_json()) == made
+    assert spent <= seconds or made.steps == plan.FEWEST_STEPS
     assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
 
 
-def test_wishes_replace_what_would_be_chosen():
+def test_options_replace_what_would_be_chosen():
     found = preflight(fitted_mlp(steps=20))
-    wishes = plan.Wishes(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)
-    made = plan.fitted(
-        plan.draft(found, wishes, seed=0), wishes, seconds=1.0, rate=1.0, training_rate=1.0, controls=True
-    )
+    options = Options(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)
+    made = plan.timed_plan(plan.untimed_plan(found, options), options, plan.Budget(1.0, 1.0, 1.0))
     assert (made.candidates, made.steps, made.restarts, len(made.at), made.total_variation) == (7, 33, 5, 2, 0.0)
     assert made.control_steps == 9
-    with pytest.raises(InvalidInputError, match="restarts is 1; give at least 2"):
-        plan.Wishes(restarts=1)
+    with pytest.raises(InvalidInputError, match="restarts"):
+        Options(restarts=1)
 
 
 def noise(*shape, seed):
@@ -397,7 +394,7 @@ def test_a_control_moves_as_far_as_the_subject(factor):
         for name, θ in ours.model.named_parameters():
             θ.copy_(ours.initial[name] + factor * (θ - ours.initial[name]))
     public = controls.public_images(8, SHAPE, 1, seed=0)
-    made = plan.draft(preflight(ours), plan.Wishes(), seed=0)
+    made = plan.untimed_plan(preflight(ours), Options())
     fit = controls.trained_control(ours, made, public, torch.device("cpu"))
     way = controls.distance(fit.model, fit.initial) / controls.distance(ours.model, ours.initial)
     assert verdict.AS_FAR <= way <= 2
@@ -422,6 +419,14 @@ def test_public_images_take_any_shape(shape, count, outputs):
     assert set(public.labels.tolist()) == ({-1, 1} if outputs == 1 else set(range(outputs)))
 
 
+def test_the_options_of_the_command_line_are_those_of_the_function():
+    parameters = inspect.signature(pal.audit).parameters
+    for option in fields(Options):
+        parameter = parameters[option.name]
+        assert (parameter.default, parameter.annotation) == (option.default, option.type), option.name
+        assert f"        {option.name}: " in pal.audit.__doc__
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -432,7 +437,7 @@ def test_public_images_take_any_shape(shape, count, outputs):
         ("import nothing_of_this_name", "ModuleNotFoundError"),
         ("def make(:", "SyntaxError"),
         ("import sys; sys.exit(3)", "SystemExit"),
-        ("other = 1", "has no function make"),
+        ("other = 1", "function make"),
     ],
 )
 def test_a_file_that_cannot_be_imported_is_told_in_one_sentence(code, reason, tmp_path):
@@ -493,10 +498,10 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--weights": "missing.pt"}, "missing.pt"),
         ({"--network": "nowhere.py:make"}, "nowhere.py"),
         ({"--minutes": "0"}, "minutes is 0.0"),
-        ({"--seed": "-1"}, "not negative"),
+        ({"--seed": "-1"}, "seed is -1"),
         ({"--method": "ntk"}, "needs the weights before training"),
         ({"--method": "multiclass"}, "one output per class"),
-        ({"--mean": "grey", "--data": "digits.npz"}, "no mean or deviation"),
+        ({"--mean": "grey", "--data": "digits.npz"}, "grey"),
         ({"--std": "0", "--data": "digits.npz"}, "standard deviation is 0"),
         ({"--std": "nan", "--data": "digits.npz"}, "standard deviation is nan"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
@@ -525,6 +530,6 @@ def test_what_cannot_be_is_refused_before_the_folder_is_taken(tmp_path):
     same = torch.rand(3, 1, 8, 8)
     with pytest.raises(InvalidInputError, match="held-out image 2 is also training image 3"):
         pal.auditing.Truth(same, torch.arange(3), torch.stack([torch.zeros(1, 8, 8), same[2]]))
-    with pytest.raises(InvalidInputError, match="at least 2"):
+    with pytest.raises(InvalidInputError, match="restarts"):
         pal.audit(make, make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit", restarts=1)
     assert not (tmp_path / "audit").exists()

@@ -5,7 +5,6 @@ import io
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,7 +128,7 @@ def test_two_variants_are_compared():
         *("settings", "responsible-use"),
     ]
     drawings = [d["aria-label"].split()[0] for d in page.all("svg") if "aria-label" in d]
-    assert drawings == ["Distribution", "Scatter", "Loss", "Mean", "Images", "Smallest"]
+    assert drawings == ["Distribution", "Scatter", "Relative", "Mean", "Images", "Smallest"]
     assert "∞" not in page.text  # one PSNR is infinite, the median is not
     assert "0.5 is chance" in page.text
 
@@ -153,9 +152,8 @@ def test_options_that_were_left_open_are_not_shown():
 
 
 def test_candidates_are_counted_in_a_histogram():
-    ours = SimpleNamespace(probability=torch.tensor([0.98, 0.97, 0.96, 0.53, 0.51, 0.01, 0.01, 0.01, 0.01]))
-    chance = SimpleNamespace(probability=torch.tensor([0.52, *[0.02] * 150]))
-    drawing = str(figures.probabilities(ours, chance, counting=4, bar=0.52))
+    ours = torch.tensor([0.98, 0.97, 0.96, 0.53, 0.51, 0.01, 0.01, 0.01, 0.01])
+    drawing = str(figures.probabilities(ours, torch.tensor([0.52, *[0.02] * 150]), likely=4, bar=0.52))
     page = Page(drawing)
     heights = {
         name: [float(r["height"]) for r in page.all("rect") if r["class"] == name] for name in ("solid", "hollow")

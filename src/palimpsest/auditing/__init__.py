@@ -1,9 +1,23 @@
-"""Auditing a network that was trained elsewhere: no truth needed, and nothing in the network's own code changed."""
+"""Audit a network that was trained elsewhere, without its training images and without changes to its code."""
 
-from palimpsest.auditing.audit import Audit, Options, audit
+from palimpsest.auditing.audit import audit
 from palimpsest.auditing.noise import recovery_under_noise
+from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
+from palimpsest.auditing.result import Audit
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.auditing.truth import Truth
+from palimpsest.auditing.verdict import Evidence
 
-__all__ = ["Audit", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise", "subject"]
+__all__ = [
+    "Audit",
+    "Evidence",
+    "Options",
+    "Preflight",
+    "Subject",
+    "Truth",
+    "audit",
+    "preflight",
+    "recovery_under_noise",
+    "subject",
+]

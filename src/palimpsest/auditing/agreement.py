@@ -1,56 +1,61 @@
-"""What independent restarts agree on.
+"""The candidates on which independent restarts agree.
 
-Candidates that start from different noise and end alike were led there by the weights. Alike is measured by the
-normalised cross-correlation, which does not see brightness and contrast; candidates that are alike, within one restart
-or over several, are merged into one. Poor copies of a candidate are marked; the ranking does not show them.
+If candidates start from different noise and end alike, the weights led them there. Likeness is the normalised
+cross-correlation (NCC), which ignores brightness and contrast. Candidates that are alike, within one restart or across
+several, are merged into one. Poor copies of a candidate are marked; the ranking does not show them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from palimpsest.scoring.metrics import pairwise_ncc
 
-ALIKE = 0.8  # correlation from which two candidates are one
-SIMILAR = 0.7  # correlation from which one may be a poor copy of the other; so may be two different faces
-NEGLIGIBLE = 1e-4  # share of ‖T‖² below which a candidate is what the prior leaves, not what the weights say
+ALIKE = 0.8  # NCC above which two candidates are the same image
+SIMILAR = 0.7  # NCC above which one may be a poor copy of the other; two different faces may reach it too
+NEGLIGIBLE = 1e-4  # share of ‖T‖² up to which a candidate comes from the prior, not from the weights
 
 
 @dataclass(frozen=True)
 class Run:
-    """One restart: candidates (k, C, H, W), the share of ‖T‖² that each represents, and the loss it ended with."""
+    """One restart: candidates (k, C, H, W), the share of ‖T‖² that each represents, and the final loss."""
 
     images: Tensor
     contributions: Tensor
     loss: float
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Run:
+        return cls(tensors["images"], tensors["contributions"], float(description["loss"]))
+
 
 @dataclass(frozen=True)
 class Agreed:
-    """Distinct candidates, those that restarts agree on most first."""
+    """Distinct candidates, those with the highest agreement first."""
 
     images: Tensor
     agreement: Tensor
-    """(n,) mean over the other restarts of the best correlation with any of their candidates."""
+    """(n,) the best NCC with a candidate of another restart, averaged over the other restarts."""
     copies: Tensor
-    """(n,) how many candidates of a restart, on average, are alike to each, itself included."""
+    """(n,) the number of candidates per restart that are alike, including the candidate itself."""
     crowding: float
-    """Median of the best correlation of a distinct candidate with another: how alike different images look here."""
+    """Median of the best NCC of a distinct candidate with another: how alike different images look here."""
     explained: float
     """Share of ‖T‖² that the restarts explain."""
     originals: Tensor
-    """(n,) of which other candidate each is a poor copy, or −1."""
+    """(n,) the candidate of which each is a poor copy, or −1."""
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def agree(runs: Sequence[Run]) -> Agreed:
-    """Merge the candidates of several restarts, and measure how far the restarts agree on each.
+    """Merge the candidates of several restarts, and measure the agreement of the restarts on each.
 
     >>> noise = [torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
     >>> face = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(2))
@@ -87,7 +92,7 @@ def _crowding(ncc: Tensor) -> float:
 
 
 def _merged(ncc: Tensor, agreement: Tensor) -> list[int]:
-    """One candidate of each kind, in order of agreement: the first stands for all that are like it."""
+    """One candidate of each kind, in order of agreement: the first represents all that are alike."""
     free, leaders = torch.ones(len(ncc), dtype=torch.bool), []
     for i in agreement.argsort(descending=True, stable=True).tolist():
         if free[i]:
@@ -98,10 +103,10 @@ def _merged(ncc: Tensor, agreement: Tensor) -> list[int]:
 
 
 def _originals(ncc: Tensor, numbers: Tensor, leaders: list[int]) -> Tensor:
-    """Which other leader's copies, known to several restarts, are the best matches of each in all other restarts.
+    """The leader of which each leader is a poor copy: all its best matches in other restarts belong to that one.
 
-    What speaks for such a candidate then speaks for that leader. Similarity alone cannot tell a poor copy from a
-    different picture of the same kind; but a different picture that several restarts found has matches of its own.
+    Similarity alone cannot tell a poor copy from a different picture of the same kind. But a different picture that
+    several restarts found has matches of its own. The other leader must itself be known to several restarts.
     """
     group = (ncc[:, leaders] > ALIKE).float().argmax(1)
     group[leaders] = torch.arange(len(leaders))

@@ -1,12 +1,14 @@
-"""The floor at the truth: how much of the target the training images leave unexplained with their best multipliers.
+"""The floor: the share of the target that the training images leave unexplained with their best multipliers.
 
-    min_λ Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖² / Σ_p w_p ‖T_p‖²,     λ ≥ 0 where the method demands it.
+    min_λ Σ_p w_p ‖T_p − Σ_i λ_i f_p(x_i)‖² / Σ_p w_p ‖T_p‖²,     λ ≥ 0 if the method demands it.
 
-Near 0 the method's assumption holds for this network; near 1 its weights are no such sum, and what is read out of them
-by this method is not the training set.
+Near 0 the method's assumption holds for this network. Near 1 the weights are not such a sum, and this method cannot
+read the training images out of them.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,10 +18,17 @@ from palimpsest.objectives import Objective
 ITERATIONS = 200
 
 
+@dataclass(frozen=True)
+class Floor:
+    """The stored result of this stage."""
+
+    floor: float
+
+
 def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) -> float:
     """The relative loss of the training images (as the network sees them) under their best multipliers.
 
-    L is a quadratic in λ, so projected gradient descent with the steps of Barzilai and Borwein ends in few iterations.
+    L is a quadratic in λ, so projected gradient descent with the steps of Barzilai and Borwein needs few iterations.
     """
     x = images.to(objective.device, objective.dtype)
     λ = torch.zeros(len(x), *objective.multiplier_shape(x)).to(x)

@@ -1,4 +1,4 @@
-"""How much noise must be added to weights before they are published, so that nothing can be read out of them?"""
+"""How much noise must be added to weights before nothing can be read out of them?"""
 
 from __future__ import annotations
 
@@ -27,21 +27,19 @@ class Recovery:
 def noisy(
     final: Mapping[str, Tensor], initial: Mapping[str, Tensor], level: float, *, seed: int = 0
 ) -> dict[str, Tensor]:
-    """θ + level · rms(θ_p − θ_{0,p}) · N(0, 1) for each tensor p: noise in units of what training changed.
+    """θ_p + level · rms(θ_p − θ_{0,p}) · N(0, 1) for each tensor p: noise in units of the change by training.
 
     >>> final, initial = {"w": torch.ones(2000)}, {"w": torch.zeros(2000)}
     >>> round(float((noisy(final, initial, 0.5)["w"] - 1).std()), 1)
     0.5
     """
     generator = torch.Generator().manual_seed(seed)
-
-    def disturbed(name: str, θ: Tensor) -> Tensor:
-        if not θ.is_floating_point():
-            return θ.clone()
-        size = (θ - initial[name].to(θ)).square().mean().sqrt()
-        return θ + level * size * torch.randn(θ.shape, generator=generator).to(θ)
-
-    return {name: disturbed(name, θ) for name, θ in final.items()}
+    result = {name: θ.clone() for name, θ in final.items()}
+    for name, θ in final.items():
+        if θ.is_floating_point():
+            size = (θ - initial[name].to(θ)).square().mean().sqrt()
+            result[name] = θ + level * size * torch.randn(θ.shape, generator=generator).to(θ)
+    return result
 
 
 def recovery_under_noise(
@@ -81,39 +79,17 @@ def recovery_under_noise(
         [0.0, 1.0]
     """
     final = {name: θ.detach().clone() for name, θ in model.state_dict().items()}
-    found = []
+    settings |= {"image_shape": tuple(truth.images.shape[1:]), "candidates": candidates or 2 * len(truth.images)}
+    recoveries = []
     try:
         for level in levels:
             model.load_state_dict(noisy(final, initial, level, seed=seed))
-            found.append(
-                _recovery(model, initial, truth, level, candidates or 2 * len(truth.images), steps, seed, settings)
-            )
+            rec = reconstruct(NTK(model, initial, weights="auto"), steps=steps, seed=seed, **settings)
+            score = truth.score(rec.images)
+            with torch.no_grad():
+                outputs = model(truth.seen.to(rec.images)).flatten().cpu()
+            accuracy = float((outputs * truth.labels_for(1) > 0).double().mean())
+            recoveries.append(Recovery(level, score.verdict.recovered, float(score.ssim.mean()), accuracy))
     finally:
         model.load_state_dict(final)
-    return found
-
-
-def _recovery(
-    model: nn.Module,
-    initial: Mapping[str, Tensor],
-    truth: Truth,
-    level: float,
-    candidates: int,
-    steps: int,
-    seed: int,
-    settings: Mapping[str, Any],
-) -> Recovery:
-    shape = tuple(truth.images.shape[1:])
-    rec = reconstruct(
-        NTK(model, initial, weights="auto"),
-        image_shape=shape,
-        candidates=candidates,
-        steps=steps,
-        seed=seed,
-        **settings,
-    )
-    result = truth.score(rec.images)
-    with torch.no_grad():
-        outputs = model(truth.seen.to(rec.images)).flatten().cpu()
-    accuracy = float((outputs * truth.labels_for(1) > 0).double().mean())
-    return Recovery(level, result.verdict.recovered, float(result.ssim.mean()), accuracy)
+    return recoveries

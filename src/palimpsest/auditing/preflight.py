@@ -1,15 +1,15 @@
-"""What the weights say before anything is read out of them: what a method may hope for, and which one."""
+"""The facts that are known before the reconstruction: number of images, limits, and the method that fits."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from palimpsest.auditing.options import Method
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.base import parameters_of
@@ -17,11 +17,9 @@ from palimpsest.objectives.weighting import bulk_variance
 from palimpsest.runs.journal import note
 from palimpsest.span import Span, first_dense_layer, span
 
-Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
-SIGMAS = 6.0  # a correlation this many standard errors from zero is no accident
-ROOM = 1.1  # by which noise may exceed its edge
-NEVER_MOVED = "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
-SIZEABLE = 0.01  # of the largest singular value: what a reconstruction can make use of
+SIGMAS = 6.0  # standard errors from zero, beyond which a correlation is not chance
+EDGE_MARGIN = 1.1  # factor by which noise may exceed its theoretical edge
+SIZEABLE = 0.01  # of the largest singular value: a reconstruction can use directions of this size
 
 
 @dataclass(frozen=True)
@@ -60,14 +58,14 @@ class Preflight:
     @property
     def warning(self) -> str:
         """A likely mistake in the given files, or the empty string."""
-        return NEVER_MOVED if self.moved == 0 else ""
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        never_moved = (
+            "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
+        )
+        return never_moved if self.moved == 0 else ""
 
 
 def check_method(subject: Subject, method: Method | None) -> None:
-    """Refuse a method that was asked for and cannot fit."""
+    """Refuse a method that cannot read this network."""
     if method == "ntk" and subject.initial is None:
         raise InvalidInputError("the NTK method needs the weights before training; give them, or leave out the method")
     if method == "kkt" and subject.outputs != 1:
@@ -96,17 +94,17 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         note(remark)
     θ = parameters_of(subject.model)
     if not θ:
-        raise InvalidInputError("the network has no trainable parameter; set requires_grad on what was trained")
+        raise InvalidInputError(
+            "the network does not have a trainable parameter; set requires_grad on the trained parameters"
+        )
     θ_0 = None if subject.initial is None else {name: subject.initial[name].to(t) for name, t in θ.items()}
     correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
-    moved = None if θ_0 is None else _norm(_difference(θ, θ_0)) / max(_norm(θ_0), 1e-300)
+    moved = None if θ_0 is None else _norm({name: θ[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
     start = θ_0 if related and moved else None
-    names = first_dense_layer(subject.model, subject.image_shape)
-    first = names[0] if names and names[0] in θ else None
-    found = None
-    if first is not None and start is not None and subject.initial is not None:
-        found = span(subject.model, subject.initial, image_shape=subject.image_shape)
-    chosen, why = _method(subject.outputs, start is not None, _unknown(related, moved), weight_decay)
+    T = θ if start is None else {name: θ[name] - start[name] for name in θ}
+    unusable = _unusable_start(related, moved)
+    first, span_found = _first_layer(subject, θ, known_start=start is not None)
+    fitting, why = _fitting_method(subject.outputs, unusable, weight_decay)
     return Preflight(
         parameters=sum(t.numel() for t in θ.values()),
         pixels=math.prod(subject.image_shape),
@@ -114,43 +112,43 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         related=related,
         correlation=correlation,
         moved=moved,
-        samples=None if found is None else found.samples,
-        span_reason=_span_reason(first, _unknown(related, moved), found),
-        bound=None if first is None else _bound(_target(θ, start)[first], noisy=start is None),
+        samples=None if span_found is None else span_found.samples,
+        span_reason=_span_reason(first, unusable, span_found),
+        bound=None if first is None else _bound(T[first], noisy=start is None),
         beyond_noise=None if first is None or start is not None else _beyond_noise(θ[first]),
-        still_units=_still(_target(θ, start)),
+        still_units=sum(int((t.flatten(1) == 0).all(1).sum()) for t in T.values() if t.ndim > 1),
         units=sum(len(t) for t in θ.values() if t.ndim > 1),
-        method=method or chosen,
-        why="as asked for" if method not in (None, chosen) else why,
+        method=method or fitting,
+        why="chosen by the user" if method not in (None, fitting) else why,
     )
 
 
-def _unknown(related: bool | None, moved: float | None) -> str:
-    """Why the start of training cannot be made use of."""
-    if related is None:
-        return "the weights before training are unknown"
-    return "the initial weights given are not those of this training" if moved else "the weights never moved"
-
-
-def _method(outputs: int, start: bool, unknown: str, weight_decay: bool) -> tuple[Method, str]:
-    """The method that fits what is known, and why."""
-    if start:
+def _fitting_method(outputs: int, unusable: str, weight_decay: bool) -> tuple[Method, str]:
+    """The method that fits the known facts, and the reason."""
+    if not unusable:
         return "ntk", "the weights before training are known, and their change is a sum of gradients at the images"
     if weight_decay:
-        return "kkt-signed", f"{unknown}, and weight decay makes the weights a sum of gradients at the images"
-    if outputs == 1:
-        return "kkt", f"{unknown}, and a classifier with one output tends to a maximum margin"
-    return "multiclass", f"{unknown}, and a classifier with {outputs} outputs tends to a maximum margin"
+        return "kkt-signed", f"{unusable}, and weight decay makes the weights a sum of gradients at the images"
+    return "kkt" if outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
 
 
 # --- start and end -------------------------------------------------------------------------------
 
 
+def _unusable_start(related: bool | None, moved: float | None) -> str:
+    """Why the start of training cannot be used; empty if it can."""
+    if related is None:
+        return "the weights before training are unknown"
+    if not moved:
+        return "the weights never moved"
+    return "" if related else "the given initial weights do not belong to this training"
+
+
 def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[float, bool]:
     """Correlation of the weight matrices before and after training, and whether it is beyond chance.
 
-    Each matrix is centred: gains that start at one correlate with any other gains. Two unrelated initialisations of P
-    weights correlate by 0 ± 1/√P.
+    Each matrix is centred, because gains that start at one correlate with any other gains. Two unrelated
+    initialisations of P weights correlate by 0 ± 1/√P.
     """
     pairs = [(θ[n].double(), θ_0[n].double()) for n in θ if θ[n].ndim > 1 and θ[n].numel() > 1]
     if not pairs:
@@ -162,47 +160,42 @@ def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[flo
     return z / math.sqrt(sum(sizes)), z > SIGMAS
 
 
-def _target(θ: Mapping[str, Tensor], start: Mapping[str, Tensor] | None) -> Mapping[str, Tensor]:
-    return θ if start is None else _difference(θ, start)
-
-
-def _difference(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name: a[name] - b[name] for name in a}
-
-
 def _norm(θ: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in θ.values()))
-
-
-def _still(target: Mapping[str, Tensor]) -> int:
-    return sum(int((t.flatten(1) == 0).all(1).sum()) for t in target.values() if t.ndim > 1)
 
 
 # --- the first layer -----------------------------------------------------------------------------
 
 
-def _span_reason(first: str | None, unknown: str, found: Span | None) -> str:
-    if found is not None and found.samples is not None:
-        return found.reason
-    reason = unknown if found is None else found.reason
+def _first_layer(subject: Subject, θ: Mapping[str, Tensor], *, known_start: bool) -> tuple[str | None, Span | None]:
+    """The weights of the trained dense layer that sees whole images, and the span of its change."""
+    names = first_dense_layer(subject.model, subject.image_shape)
+    if not names or names[0] not in θ:
+        return None, None
+    if not known_start or subject.initial is None:
+        return names[0], None
+    return names[0], span(subject.model, subject.initial, image_shape=subject.image_shape)
+
+
+def _span_reason(first: str | None, unusable: str, found: Span | None) -> str:
     if first is None:
-        reason = "no dense layer of its own weights sees whole images, so its change does not count them"
-    return f"{reason}; give --samples if you know the number of images"
+        return "no trained dense layer sees whole images, so its change does not count them"
+    return unusable if found is None else found.reason
 
 
 def _bound(T: Tensor, *, noisy: bool) -> int:
-    """Singular values of a hundredth of the largest and, where the target still holds its start, beyond that noise."""
+    """The number of sizeable singular values. If T still contains its start, they must also exceed that noise."""
     σ = torch.linalg.svdvals(T.double())
     least = max(SIZEABLE * float(σ[0]), _edge(T) if noisy else 0.0)
     return int((σ > least).sum())
 
 
 def _beyond_noise(W: Tensor) -> float:
-    """Share of ‖W‖² in singular values that no initialisation explains."""
+    """Share of ‖W‖² in singular values that exceed those of an initialisation."""
     σ = torch.linalg.svdvals(W.double())
     return float((σ[σ > _edge(W)] ** 2).sum() / (σ**2).sum().clamp_min(1e-300))
 
 
 def _edge(W: Tensor) -> float:
-    """√v(√m + √n), the largest singular value of noise (Marchenko and Pastur), v from the bulk; with some room."""
-    return ROOM * math.sqrt(bulk_variance({"W": W})["W"]) * sum(math.sqrt(side) for side in W.shape)
+    """√v(√m + √n), the largest singular value of noise (Marchenko and Pastur), with v from the bulk and a margin."""
+    return EDGE_MARGIN * math.sqrt(bulk_variance({"W": W})["W"]) * sum(math.sqrt(side) for side in W.shape)

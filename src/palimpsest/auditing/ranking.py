@@ -1,7 +1,7 @@
-"""How likely is a candidate to be a training image, as far as can be told without the training images?
+"""The probability that a candidate is a training image, estimated without the training images.
 
-logit p = Σ_j b_j φ_j of a few features φ of how restarts agree on it. The coefficients are fitted on networks whose
-training images are known and judged on others (`experiments/calibrate_ranking.py`); they ship as calibration.json.
+logit p = Σ_j b_j φ_j, with features φ of the agreement between restarts. `experiments/calibrate_ranking.py` fits the
+coefficients b on networks with known training images, and tests them on others. They ship as calibration.json.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from torch import Tensor
 
 from palimpsest.auditing.agreement import Agreed
 
-MOST_COPIES = 3.0  # that tell more than fewer would
-MOST_CERTAIN = 0.98  # no map fitted on a few thousand candidates knows more
+MOST_COPIES = 3.0  # more copies do not change the probability
+MOST_CERTAIN = 0.98  # a map fitted on a few thousand candidates does not support more
 
 
 def features(agreed: Agreed) -> dict[str, Tensor]:
-    """φ: what the probability is a function of.
+    """φ, the features of each candidate.
 
-    Aligned faces resemble one another, and restarts then agree on faces that are nobody's; so agreement counts from
-    what different images have in common, which is the crowding. And it says the more, the more pixels there are to
-    agree on, in three colours or in one.
+    Aligned faces resemble each other, so restarts may agree on a face that does not exist. Agreement therefore counts
+    from the crowding, the likeness of different images. It counts more if there are more pixels to agree on.
     """
-    alike, pixels = agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
-    agreement = _nines((agreed.agreement - alike) / (1 - alike))
+    crowding, pixels = agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
+    agreement = _nines((agreed.agreement - crowding) / (1 - crowding))
     return {
         "constant": torch.ones(len(agreed)),
         "agreement": agreement,
@@ -38,13 +37,13 @@ def features(agreed: Agreed) -> dict[str, Tensor]:
         "colour": torch.full((len(agreed),), float(agreed.images.ndim == 4 and agreed.images.shape[1] > 1)),
         "agreement by pixels": pixels * agreement,
         "copies": agreed.copies.clamp_max(MOST_COPIES),
-        "crowding": torch.full((len(agreed),), alike),
+        "crowding": torch.full((len(agreed),), crowding),
         "explained": _nines(torch.full((len(agreed),), agreed.explained)),
     }
 
 
 def _nines(share: Tensor) -> Tensor:
-    """1 for 0.9, 2 for 0.99, 3 at most."""
+    """The number of nines: 1 for 0.9, 2 for 0.99, at most 3."""
     return -torch.log10(1.001 - share.clamp(-1, 1))
 
 
@@ -63,7 +62,7 @@ class Ranking:
 
 
 def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ranking:
-    """Order candidates by their probability, without those that are poor copies of likelier ones."""
+    """Order candidates by their probability, without poor copies of likelier candidates."""
     p = probability(agreed, calibration() if coefficients is None else coefficients)
     order = p.argsort(descending=True, stable=True)
     place = order.argsort()
@@ -75,7 +74,7 @@ def rank(agreed: Agreed, coefficients: Mapping[str, float] | None = None) -> Ran
 def probability(agreed: Agreed, coefficients: Mapping[str, float]) -> Tensor:
     φ = features(agreed)
     logit = sum((b * φ[name].double() for name, b in coefficients.items()), torch.zeros(len(agreed)).double())
-    # Restarts may agree on a blob that says nothing of the weights: no candidate is likelier than what all explain.
+    # Restarts may agree on a blob that explains nothing. So no probability exceeds the share that all explain.
     return torch.sigmoid(logit).clamp_max(min(MOST_CERTAIN, max(agreed.explained, 0.0)))
 
 

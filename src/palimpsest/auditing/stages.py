@@ -1,51 +1,50 @@
-"""Stages that are done once: what a stage found is kept in the run folder, and a repeated audit reads it there.
+"""Stages that are done once: a stage saves its result in the run folder, and a repeated audit reads it there.
 
-A stage returns what its file says, also the first time, so that an audit that was interrupted at any moment goes on
-with the same numbers as one that never was.
+A stage returns the content of its file, even the first time. An interrupted audit therefore continues with the same
+numbers as one that was never interrupted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeVar
 
 from torch import Tensor
 
 from palimpsest.errors import PalimpsestError, RunFolderError
+from palimpsest.files.schema import built
 from palimpsest.files.storage import MAKE_AGAIN, load_json, load_tensors, packed_json, save_tensors, write_atomically
 
-Facts = dict[str, Any]
-Tensors = dict[str, Tensor]
-Found = TypeVar("Found")
+Result = TypeVar("Result")
+Contents = tuple[Mapping[str, Tensor], Mapping[str, Any]]  # of a file of tensors: the tensors and their description
 
 
-def facts(path: Path, owner: str, find: Callable[[], Mapping[str, Any]], read: Callable[[Facts], Found]) -> Found:
-    """What the owner's JSON file at a path says; it is found and written now unless it was before."""
+def cached_json(path: Path, owner: str, kind: type[Result], compute: Callable[[], Any]) -> Result:
+    """The dataclass in the owner's JSON file. It is computed and saved first if there is no file."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, packed_json(find(), owner=owner))
-    return _understood(path, lambda: read(load_json(path, owner=owner)))
+        write_atomically(path, packed_json(asdict(compute()), owner=owner))
+    with _checked(path):
+        return built(kind, load_json(path, owner=owner))
 
 
-def tensors(
-    path: Path,
-    owner: str,
-    find: Callable[[], tuple[Mapping[str, Tensor], Mapping[str, Any]]],
-    read: Callable[[Tensors, Facts], Found],
-) -> Found:
-    """What the owner's tensors at a path and their description say; they are computed now unless they were before."""
+def cached_tensors(path: Path, owner: str, compute: Callable[[], Contents], parse: Callable[..., Result]) -> Result:
+    """The parsed contents of the owner's file of tensors. They are computed and saved first if there is no file."""
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_tensors(path, *find(), owner=owner)
-    return _understood(path, lambda: read(*load_tensors(path, owner=owner)))
+        path.parent.mkdir(exist_ok=True)
+        save_tensors(path, *compute(), owner=owner)
+    with _checked(path):
+        return parse(*load_tensors(path, owner=owner))
 
 
-def _understood(path: Path, read: Callable[[], Found]) -> Found:
-    """What is read; content that no audit writes is an error of the folder, all else is told as it is."""
+@contextmanager
+def _checked(path: Path) -> Iterator[None]:
+    """Turn the failures of reading unexpected contents into an error of the run folder."""
     try:
-        return read()
+        yield
     except PalimpsestError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} does not hold what an audit writes; {MAKE_AGAIN}") from error
+        raise RunFolderError(f"{path} does not hold the result of an audit's stage; {MAKE_AGAIN}") from error

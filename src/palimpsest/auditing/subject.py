@@ -1,4 +1,4 @@
-"""What is audited: any network, made by its author's own code, with the weights that are to be published."""
+"""The network that is audited: made by its author's code, with the weights that are to be published."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -22,7 +23,8 @@ from palimpsest.files import weights
 from palimpsest.objectives import smoothing
 
 Factory = Callable[[], nn.Module]
-PROBE_SHARPNESS = 10.0  # any will do: a network that can be smoothed at one sharpness can be at all
+PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
+PROBES = 2  # images that a network is tried on
 
 
 @dataclass(frozen=True)
@@ -73,112 +75,60 @@ def subject(
     shape = tuple(image_shape)
     fresh = guarded(factory(network) if isinstance(network, str) else network, shape)
     model, start = fresh(), None
-    remarks = _load(model, trained, key, "the trained weights")
+    remarks = [_load(model, trained, key, "the trained weights")]
     if initial is not None:
-        beginner = fresh()
-        remarks += _load(beginner, initial, initial_key, "the initial weights")
-        start = {name: value.detach().clone() for name, value in beginner.state_dict().items()}
-    return Subject(model, start, shape, _outputs(model, shape), fresh, tuple(remarks))
+        untrained = fresh()
+        remarks.append(_load(untrained, initial, initial_key, "the initial weights"))
+        start = {name: value.detach().clone() for name, value in untrained.state_dict().items()}
+    with _refusing_failures(shape):
+        smoothing.check(model, probe(shape), PROBE_SHARPNESS)
+    outputs = math.prod(_outputs(model, shape).shape[1:])
+    return Subject(model, start, shape, outputs, fresh, tuple(remarks))
+
+
+def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> str:
+    """Put weights into the network, and say which ones."""
+    found = weights.find(source, key)
+    weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
+    converted = ", converted from half to single precision" if found.half else ""
+    return f"{what} are those of {found.source}{converted}"
+
+
+# --- the author's code ---------------------------------------------------------------------------
 
 
 def factory(specification: str) -> Factory:
     """The function that ``package.module:factory`` or ``path/to/file.py:factory`` names."""
     place, _, name = specification.rpartition(":")
     if not place or not name.isidentifier():
-        raise InvalidInputError(f"{specification!r} names no factory; write package.module:factory or file.py:factory")
+        raise InvalidInputError(
+            f"{specification!r} does not name a factory; write package.module:factory or file.py:factory"
+        )
     folder = Path(place).parent if place.endswith(".py") else Path.cwd()
     try:
         with _first_on_path(folder):
             module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
     except PalimpsestError:
         raise
-    except (Exception, SystemExit) as error:  # it is the user's code: it may raise anything
-        raise InvalidInputError(f"importing {place} failed with {_told(error)}; run it by itself first") from error
-    made = getattr(module, name, None)
-    if not callable(made):
-        raise InvalidInputError(f"{place} has no function {name}; name one that returns the network")
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        raise InvalidInputError(
+            f"importing {place} failed with {_first_line(error)}; run it by itself first"
+        ) from error
+    function = getattr(module, name, None)
+    if not callable(function):
+        raise InvalidInputError(f"{place} does not have a function {name}; name one that returns the network")
 
     def make() -> nn.Module:
         with _first_on_path(folder):
-            return made()
+            return function()
 
     return make
 
 
-def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
-    """The factory, its failures told in one sentence.
-
-    Its networks are copies, on the processor, in evaluation mode and single precision, and return tensors. A factory
-    may return one network again and again: from the second time on, its layers are initialised again.
-    """
-    made: weakref.WeakSet[nn.Module] = weakref.WeakSet()
-
-    def fresh() -> nn.Module:
-        try:
-            original = make()
-            model = copy.deepcopy(original)
-        except (Exception, SystemExit) as error:
-            raise InvalidInputError(
-                f"the factory failed with {_told(error)}; it must work when called without arguments"
-            ) from error
-        if not isinstance(model, nn.Module):
-            raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")
-        if original in made:
-            model.apply(_initialise)
-        made.add(original)
-        model.cpu().eval().float()
-        outputs = _tried(model, image_shape)
-        if _logits(outputs) is not None:
-            model.register_forward_hook(lambda module, images, outputs: _logits(outputs))
-        elif not isinstance(outputs, Tensor):
-            raise UnsupportedNetworkError(
-                "", f"returns a {type(outputs).__name__}; wrap it in a module whose forward returns one tensor"
-            )
-        return model
-
-    return fresh
-
-
-def _initialise(module: nn.Module) -> None:
-    """As its class does it, or by noise of the same size where the class does not say how."""
-    if callable(reset := getattr(module, "reset_parameters", None)):
-        reset()
-        return
-    for p in module.parameters(recurse=False):
-        nn.init.normal_(p, std=float(p.detach().square().mean().sqrt()))
-
-
-def _tried(model: nn.Module, image_shape: tuple[int, ...]) -> Any:
-    """The network's outputs for two images; layers that wait for their first input take their shapes from it."""
-    with _failures_told(image_shape), torch.no_grad():
-        return model(_probe(image_shape))
-
-
-@contextmanager
-def _failures_told(image_shape: tuple[int, ...]) -> Iterator[None]:
-    try:
-        yield
-    except PalimpsestError:
-        raise
-    except (Exception, SystemExit) as error:  # it is the user's code: it may raise anything
-        shown = ",".join(map(str, image_shape))
-        raise InvalidInputError(f"the network does not take images of shape {shown}: {_told(error)}") from error
-
-
-def _probe(image_shape: tuple[int, ...]) -> Tensor:
-    return 0.2 * torch.randn(2, *image_shape, generator=torch.Generator().manual_seed(0))
-
-
-def _logits(outputs: Any) -> Tensor | None:
-    """The logits among several named outputs, as models of Hugging Face return them."""
-    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
-    return logits if isinstance(logits, Tensor) else None
-
-
-def _import_file(path: Path):
+def _import_file(path: Path) -> ModuleType:
     if not path.is_file():
         raise InvalidInputError(f"there is no file {path}; check the path of the network")
-    name = f"{__name__} {path.resolve()}"  # no other module's: the file may be called random.py
+    name = f"{__name__} {path.resolve()}"  # a name of no other module, because the file may be called random.py
     specification = importlib.util.spec_from_file_location(name, path)
     assert specification is not None
     assert specification.loader is not None
@@ -194,7 +144,7 @@ def _import_file(path: Path):
 
 @contextmanager
 def _first_on_path(folder: Path) -> Iterator[None]:
-    """The network's code may import its neighbours: first of all here, and after everything else later."""
+    """Let the network's code import its neighbours: before everything else now, and after everything else later."""
     place = str(folder.resolve())
     if place not in sys.path:
         sys.path.append(place)
@@ -206,21 +156,80 @@ def _first_on_path(folder: Path) -> Iterator[None]:
             sys.path.remove(place)
 
 
-def _told(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> list[str]:
-    """Put weights into the network; what there is to say about them."""
-    found = weights.find(source, key)
-    weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
-    read = f"{what} are those of {found.source}"
-    return [f"{read}, converted from half to single precision" if found.half else read]
+# --- the networks that it makes ------------------------------------------------------------------
 
 
-def _outputs(model: nn.Module, shape: tuple[int, ...]) -> int:
-    """How many outputs the network has; raises the named reason if it cannot be read."""
-    with _failures_told(shape):
-        smoothing.check(model, _probe(shape), PROBE_SHARPNESS)
-    return math.prod(_tried(model, shape).shape[1:])
+def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
+    """The factory with its failures in one sentence.
+
+    Its networks are copies, on the processor, in evaluation mode and single precision, and return tensors. If a factory
+    returns one network several times, the layers of each further copy are initialised again.
+    """
+    originals: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+    def fresh() -> nn.Module:
+        try:
+            original = make()
+            model = copy.deepcopy(original)
+        except (Exception, SystemExit) as error:
+            raise InvalidInputError(
+                f"the factory failed with {_first_line(error)}; it must work when called without arguments"
+            ) from error
+        if not isinstance(model, nn.Module):
+            raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")
+        if original in originals:
+            model.apply(_initialise)
+        originals.add(original)
+        model.cpu().eval().float()
+        outputs = _outputs(model, image_shape)
+        if _logits(outputs) is not None:
+            model.register_forward_hook(lambda module, images, outputs: _logits(outputs))
+        elif not isinstance(outputs, Tensor):
+            raise UnsupportedNetworkError(
+                "", f"returns a {type(outputs).__name__}; wrap it in a module whose forward returns one tensor"
+            )
+        return model
+
+    return fresh
+
+
+def _initialise(module: nn.Module) -> None:
+    """By the module's own method or, if it does not have one, by noise of the same size."""
+    if callable(reset := getattr(module, "reset_parameters", None)):
+        reset()
+        return
+    for p in module.parameters(recurse=False):
+        nn.init.normal_(p, std=float(p.detach().square().mean().sqrt()))
+
+
+def probe(image_shape: tuple[int, ...]) -> Tensor:
+    """Fixed images of noise."""
+    return 0.2 * torch.randn(PROBES, *image_shape, generator=torch.Generator().manual_seed(0))
+
+
+def _outputs(model: nn.Module, image_shape: tuple[int, ...]) -> Any:
+    """The network's outputs for the probe. Lazy layers take their shapes from it."""
+    with _refusing_failures(image_shape), torch.no_grad():
+        return model(probe(image_shape))
+
+
+@contextmanager
+def _refusing_failures(image_shape: tuple[int, ...]) -> Iterator[None]:
+    try:
+        yield
+    except PalimpsestError:
+        raise
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
+        shape = ",".join(map(str, image_shape))
+        raise InvalidInputError(f"the network does not take images of shape {shape}: {_first_line(error)}") from error
+
+
+def _logits(outputs: Any) -> Tensor | None:
+    """The logits among several named outputs, as models of Hugging Face return them."""
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else None

@@ -1,4 +1,4 @@
-"""The training images, if the auditor has them: to score what was read, and to test the method's assumption."""
+"""The training images, if the auditor has them: they score the candidates and test the method's assumption."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.datasets import arrays, folder
-from palimpsest.datasets.base import Source
+from palimpsest.datasets.base import Source, unit
 from palimpsest.errors import DataError, InvalidInputError
 from palimpsest.files.storage import open_regular
 from palimpsest.scoring import Score, score
@@ -51,10 +51,10 @@ class Truth:
         return (self.images - self.mean) / self.std
 
     def score(self, candidates: Tensor, *, looks: int = 1) -> Score:
-        """Candidates, as the network sees images, scored against the training images.
+        """Score candidates, as the network sees images, against the training images.
 
-        They are scaled by one deviation for each channel. A deviation for each pixel is large where the training images
-        differ from their mean; multiplied by it, even noise resembles them.
+        They are scaled by one deviation per channel. A deviation per pixel holds a trace of the training images, so
+        even noise multiplied by it resembles them.
         """
         shape = tuple(self.images.shape[1:])
         mean, std = (torch.as_tensor(value, dtype=torch.float32).expand(shape) for value in (self.mean, self.std))
@@ -64,19 +64,19 @@ class Truth:
     def accuracy(self, model: nn.Module) -> float:
         """Share of the training images that the network classifies correctly.
 
-        One output tells two classes apart by any threshold, in either direction: not every network has its at 0.
+        One output separates two classes by its best threshold, in either direction, because it need not be 0.
         """
         with torch.no_grad():
             outputs = model(self.seen.to(next(model.parameters()))).reshape(len(self.images), -1).cpu()
         labels = self.labels_for(outputs.shape[1])
         if outputs.shape[1] > 1:
             return float((outputs.argmax(1) == labels).double().mean())
-        above = outputs >= outputs.T  # one column for each threshold
+        above = outputs >= outputs.T  # one column per threshold
         right = (above == (labels > 0)[:, None]).double().mean(0)
         return float(torch.stack([right, 1 - right]).max())
 
     def majority(self, outputs: int) -> float:
-        """Share of the commonest class: the accuracy of a network that looks at nothing."""
+        """Share of the commonest class: the accuracy of a constant answer."""
         return float(self.labels_for(outputs).unique(return_counts=True)[1].max() / len(self.labels))
 
     def labels_for(self, outputs: int) -> Tensor:
@@ -85,18 +85,18 @@ class Truth:
 
 
 def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:
-    """Read all images of a folder with one sub-folder per class, or of an .npz file; the same for those held out."""
+    """Read training images, and held-out images: each a folder with a sub-folder per class, or an .npz file."""
     deviation = numbers(std, image_shape)
     if not bool((deviation > 0).all() and deviation.isfinite().all()):
         raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
     source = _source(images, image_shape)
-    other = None if held_out is None else _unit(_source(held_out, image_shape).images)
+    other = None if held_out is None else unit(_source(held_out, image_shape).images)
     labels = torch.from_numpy(source.labels.astype(np.int64))
-    return Truth(_unit(source.images), labels, other, numbers(mean, image_shape), deviation)
+    return Truth(unit(source.images), labels, other, numbers(mean, image_shape), deviation)
 
 
 def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
-    """One number, one for each channel (0.5,0.4,0.4), or an image of them in an .npy file, as a (C, H, W) tensor."""
+    """A number, one per channel (0.5,0.4,0.4), or an image in an .npy file, as a (C, H, W) tensor."""
     try:
         if text.endswith(".npy"):
             with open_regular(text, follow=True) as file:
@@ -106,7 +106,7 @@ def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
         return values.expand(image_shape).clone()
     except (ValueError, OSError, RuntimeError, TypeError) as error:
         raise InvalidInputError(
-            f"{text!r} is no mean or deviation of {image_shape} images; give a number, one per channel, or an .npy file"
+            f"{text!r} does not fit {image_shape} images; give a number, one per channel, or an .npy file"
         ) from error
 
 
@@ -115,12 +115,6 @@ def _source(name: str, image_shape: tuple[int, ...]) -> Source:
     if not path.exists():
         raise DataError(f"there is no {name}; give a folder with a sub-folder of images per class, or an .npz file")
     source = folder.read(path) if path.is_dir() else arrays.read(path)
-    if source.images.shape[1:] != image_shape:
-        has = source.images.shape[1:]
-        raise DataError(f"the images of {name} are {has} but the network sees {image_shape}; resize them")
+    if (shape := source.images.shape[1:]) != image_shape:
+        raise DataError(f"the images of {name} are {shape} but the network sees {image_shape}; resize them")
     return source
-
-
-def _unit(images: np.ndarray) -> Tensor:
-    scale = 255 if images.dtype == np.uint8 else 1
-    return torch.from_numpy(images.astype(np.float32) / np.float32(scale))

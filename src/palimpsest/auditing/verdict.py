@@ -2,17 +2,18 @@
 
 Leakage       Training images can be read out of the weights.
 No evidence   Nothing was read, although the same effort reads a control that is as hard to read.
-Undecided     The audit ran to its end, and what it found supports neither of the two.
+Undecided     The audit is complete, and its findings support neither of the two.
 No verdict    Something that a verdict needs is missing, or an assumption of the method does not hold.
 
-The rules apply in this order. A comparison with given training images that claims leakage is the headline, because its
-rate of false claims is known. Data that do not fit the network, or a method that does not describe its training, give
-no verdict. Without a comparison, estimated probabilities may claim leakage. Everything else only weakens the claim
-that nothing was read.
+The first rule that applies gives the headline. A comparison with given training images that claims leakage comes first,
+because its rate of false claims is known. Wrong data, or a method that does not describe the training, give no verdict.
+Without a comparison, estimated probabilities may claim leakage. All other rules only weaken the claim that nothing was
+read.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -20,15 +21,15 @@ from torch import Tensor
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.scoring import Outcome, Verdict
 
-LIKELY = 0.5  # a candidate counts from this probability
-CERTAIN = 0.8  # and a claim takes one of this
-LEFT = 0.75  # of what the negative control leaves unexplained: a network that was read leaves less
+LIKELY = 0.5  # probability from which a candidate counts
+CERTAIN = 0.8  # probability that one candidate must reach for a claim
+READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
-AS_FAR = 0.9  # of the subject's way: a control that moved less is easier to read
-CROWD = 2.0  # times as many likely candidates as training images: the estimates do not hold for this network
-MORE = "Audit again in a new folder with more --minutes."
-SUGGESTIVE = 0.1  # p-value of a comparison that decides nothing and yet excludes nothing
-MANY = 5  # recovered images that chance may explain, but that nobody should call nothing
+AS_FAR = 0.9  # of the subject's distance: a control that moved less is easier to read
+CROWD = 2.0  # likely candidates per training image, beyond which the estimates do not hold for this network
+SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes leakage
+MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
+LONGER = "Audit again in a new folder with more --minutes."
 
 
 @dataclass(frozen=True)
@@ -36,11 +37,11 @@ class PositiveControl:
     """A network of the same kind that holds public images, read with the same effort.
 
     Args:
-        ranking: its candidates, ranked as those of the subject are.
+        ranking: its candidates, ranked like those of the subject.
         comparison: these candidates compared with the public images.
-        images: how many images it holds.
-        samples: how many the subject holds, if known.
-        way: how far it moved, relative to the subject.
+        images: the number of images it holds.
+        samples: the number of images the subject holds, if known.
+        way: the distance it moved, relative to the subject's.
     """
 
     ranking: Ranking
@@ -51,30 +52,32 @@ class PositiveControl:
 
     @property
     def easier(self) -> tuple[str, str] | None:
-        """Why it may be easier to read than the subject, and what to do about it."""
+        """Why it may be easier to read than the subject, and the remedy."""
         if self.samples is None:
             return "the number of training images is unknown", "Give it by --samples."
         if self.images < self.samples:
-            return f"it holds {self.images} images, not {self.samples}", MORE
+            return f"it holds {self.images} images, not {self.samples}", LONGER
         if self.way < AS_FAR:
-            return f"it moved only {self.way:.2g} times as far from its start", f"{MORE} Or give more --control-steps."
+            reason = f"it moved only {self.way:.2g} times as far from its start"
+            return reason, f"{LONGER} Or give more --control-steps."
         return None
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Everything that a headline rests on; None where it was not measured.
+    """Everything that a headline rests on. None means: not measured.
 
     Args:
-        ranking, negative: the candidates of the subject and of the negative control.
+        ranking: the distinct candidates, the most likely first, as the network sees images.
+        negative: the candidates of the negative control.
         positive: the positive control.
-        comparison: the subject's candidates compared with its training images.
-        floor: share of the target that the training images leave unexplained.
-        accuracy: of the network on the training images.
-        majority: share of their commonest class.
+        comparison: the candidates compared with the training images, if these were given.
+        floor: the share of the target that the training images leave unexplained.
+        accuracy: the share of the training images that the network classifies correctly.
+        majority: the share of their commonest class.
         moved: whether the trained weights differ from the initial ones.
-        method: by which the weights were read.
-        samples: number of training images, if known.
+        method: the method that read the weights.
+        samples: the number of training images, as given or as counted.
     """
 
     ranking: Ranking
@@ -90,37 +93,41 @@ class Evidence:
 
     @property
     def compared(self) -> bool:
-        """Whether training images and enough held-out images were given."""
+        """Whether training images and enough held-out images were given. Their comparison then decides."""
         return self.comparison is not None and self.comparison.outcome is not Outcome.NO_VERDICT
 
     def likely(self, ranking: Ranking) -> Tensor:
-        """The probabilities that count: more likely than not, and beyond what a network without content reaches."""
+        """The probabilities that count: at least `LIKELY`, and higher than any of the negative control."""
         p = ranking.probability
-        if self.negative is None or 1 - ranking.explained >= LEFT * (1 - self.negative.explained):
+        if self.negative is None or 1 - ranking.explained >= READ * (1 - self.negative.explained):
             return p[:0]
         return p[(p >= LIKELY) & (p > self.bar)]
 
+    def certain(self, ranking: Ranking) -> bool:
+        """Whether a likely candidate reaches `CERTAIN`."""
+        return bool((self.likely(ranking) >= CERTAIN).any())
+
     @property
     def bar(self) -> float:
-        """The highest probability that a candidate of the negative control reached."""
+        """The highest probability of a candidate of the negative control."""
         return float(self.negative.probability.max()) if self.negative is not None and len(self.negative) else 0.0
 
     @property
     def surplus(self) -> float:
-        """Expected number of real candidates, less what the negative control shows."""
+        """Expected number of real candidates, minus that of the negative control."""
         chance = 0.0 if self.negative is None else float(self.negative.probability.sum())
         return float(self.ranking.probability.sum()) - chance
 
     @property
     def readable(self) -> bool | None:
-        """Whether the control was read, by the same judgement as the subject; None without a control.
+        """Whether the control was read, by the same judgement as the subject. None without a control.
 
         Its images are public, so a control also shows whether likely candidates are real in networks of this kind.
         """
         if self.positive is None or self.positive.comparison.outcome is Outcome.NO_VERDICT:
             return None
-        found = self.positive.comparison.outcome is Outcome.LEAKAGE
-        return found and (self.compared or bool((self.likely(self.positive.ranking) >= CERTAIN).any()))
+        claimed = self.positive.comparison.outcome is Outcome.LEAKAGE
+        return claimed and (self.compared or self.certain(self.positive.ranking))
 
 
 @dataclass(frozen=True)
@@ -129,14 +136,14 @@ class AuditVerdict:
 
     Args:
         outcome: leakage, no evidence, undecided, or no verdict.
-        sentence: the same for someone who reads nothing else.
-        advice: what to do for a better answer, or nothing.
-        likely: candidates more likely than not to be training images, beyond what the negative control shows.
-        expected: how many of these are expected to be.
-        bar: the highest probability that a candidate of the negative control reached.
-        unexplained: share of the target that the candidates leave unexplained.
-        unexplained_by_chance: the same of the negative control.
-        readable: whether the positive control was read with the same effort; None without one.
+        sentence: the verdict in one or two sentences.
+        advice: how to get a better answer, or the empty string.
+        likely: the number of candidates that are more likely than not training images, and likelier than chance.
+        expected: the number of these that are expected to be training images.
+        bar: the highest probability of a candidate of the negative control.
+        unexplained: the share of the target that the candidates leave unexplained.
+        unexplained_by_chance: the same for the negative control.
+        readable: whether the positive control was read with the same effort. None without one.
     """
 
     outcome: Outcome
@@ -153,8 +160,7 @@ class AuditVerdict:
 def judge(e: Evidence) -> AuditVerdict:
     """Fold all evidence into one headline."""
     p = e.likely(e.ranking)
-    headline = _compared(e) or _no_verdict(e) or _estimated(e, p) or _undecided(e, p) or _no_evidence(e)
-    outcome, sentence, advice = headline
+    outcome, sentence, advice = next(_headlines(e))
     return AuditVerdict(
         outcome=outcome,
         sentence=sentence,
@@ -168,119 +174,91 @@ def judge(e: Evidence) -> AuditVerdict:
     )
 
 
-Headline = tuple[Outcome, str, str]
+# --- the rules, in the order in which they apply -----------------------------------------------------------------
+
+Reasons = Iterator[tuple[str, str]]  # why a verdict is not a claim, and how to get a better answer
 
 
-def _compared(e: Evidence) -> Headline | None:
-    """A comparison that claims leakage."""
-    if e.comparison is None or e.comparison.outcome is not Outcome.LEAKAGE:
-        return None
-    return Outcome.LEAKAGE, e.comparison.sentence, ""
+def _headlines(e: Evidence) -> Iterator[tuple[Outcome, str, str]]:
+    """Outcome, sentence and advice of every rule that applies. The first one counts."""
+    p = e.likely(e.ranking)
+    crowded = e.samples is not None and len(p) > CROWD * e.samples
+    if e.comparison is not None and e.comparison.outcome is Outcome.LEAKAGE:
+        yield Outcome.LEAKAGE, e.comparison.sentence, ""
+    for reason, advice in _obstacles(e):
+        yield Outcome.NO_VERDICT, f"No verdict: {reason}.", advice
+    if not e.compared and e.readable and e.certain(e.ranking) and not crowded:
+        yield Outcome.LEAKAGE, f"Leakage: {_candidates(e, p)}. Compare the pictures with the training images.", ""
+    for reason, advice in (*_ambiguities(e, p, crowded), *_doubts(e)):
+        yield Outcome.UNDECIDED, f"Undecided: {reason}.", advice
+    assert e.positive is not None
+    control = f"The same effort reads a control that is as hard to read, with {e.positive.images} images"
+    yield Outcome.NO_EVIDENCE, f"No evidence of leakage: {_nothing(e)}. {control}.", ""
 
 
-def _estimated(e: Evidence, p: Tensor) -> Headline | None:
-    """Without a comparison, likely candidates in a network of a kind whose likely candidates are real."""
-    if e.compared or not e.readable or _crowded(e, p) or not bool((p >= CERTAIN).any()):
-        return None
-    return Outcome.LEAKAGE, f"Leakage: {_candidates(e, p)}.", ""
-
-
-def _crowded(e: Evidence, p: Tensor) -> bool:
-    return e.samples is not None and len(p) > CROWD * e.samples
-
-
-def _no_verdict(e: Evidence) -> Headline | None:
+def _obstacles(e: Evidence) -> Reasons:
+    """Something is missing, or an assumption does not hold."""
     if not e.moved:
-        sentence = "No verdict: the initial weights equal the trained ones."
-        return Outcome.NO_VERDICT, sentence, "Check the two files."
-    if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2:  # half-way from looking at nothing to knowing all
-        return (
-            Outcome.NO_VERDICT,
-            f"No verdict: the network classifies only {e.accuracy:.0%} of the given training images correctly.",
-            "Check the images and their classes, and the mean and standard deviation that training used.",
-        )
+        yield "the initial weights equal the trained ones", "Check the two files."
+    if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2:  # half-way from a constant answer to a perfect one
+        reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
+        yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
     if e.floor is not None and e.floor > DESCRIBED:
-        return (
-            Outcome.NO_VERDICT,
-            "No verdict: the method does not describe this training. The training images leave"
-            f" {e.floor:.0%} of its target unexplained.",
-            "Check the mean and standard deviation that training used; Adam and long training have the same effect."
-            if e.method == "ntk"
-            else "Give the initial weights by --initial. Without them a network must have been trained for very long.",
-        )
+        unexplained = f"The training images leave {e.floor:.0%} of its target unexplained"
+        advice = "Give the initial weights by --initial. Without them, only very long training can be read."
+        if e.method == "ntk":
+            advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
+        yield f"the method does not describe this training. {unexplained}", advice
     if e.negative is None:
-        sentence = "No verdict: the audit did not read two restarts and a negative control."
-        return Outcome.NO_VERDICT, sentence, "Run the same command again with more --minutes."
-    return None
+        reason = "the audit did not finish two restarts and a negative control"
+        yield reason, "Run the same command again with more --minutes."
 
 
-def _undecided(e: Evidence, p: Tensor) -> Headline | None:
-    reason = _ambiguous(e, p) or _unproven(e)
-    return None if reason is None else (Outcome.UNDECIDED, f"Undecided: {reason[0]}.", reason[1])
-
-
-def _ambiguous(e: Evidence, p: Tensor) -> tuple[str, str] | None:
+def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
     """Something was found, but not enough for a claim."""
-    if e.compared:
-        assert e.comparison is not None
-        assert e.comparison.p_value is not None
+    if e.compared and e.comparison is not None and e.comparison.p_value is not None:
         if e.comparison.p_value <= SUGGESTIVE or e.comparison.recovered > MANY:
-            count = f"{e.comparison.recovered} of {e.comparison.total} training images recovered"
-            reason = f"{count}, which chance can explain (p = {e.comparison.p_value:.2g})"
-            return reason, f"Hold out more images. {MORE}"
-        return (f"{_candidates(e, p)}, but no given training image is matched beyond chance", MORE) if len(p) else None
-    if len(p):
-        return f"{_candidates(e, p)}, but {_doubt(e, p)}", f"Look at the pictures. {MORE}"
-    if e.surplus >= 1:
-        return f"about {e.surplus:.0f} more candidates are expected to be real than by chance, but none is likely", MORE
-    return None
+            yield f"{_recovered(e.comparison)}, which chance can explain", f"Hold out more images. {LONGER}"
+        if len(p):
+            yield f"{_candidates(e, p)}, but no given training image is matched better than by chance", LONGER
+    elif len(p):
+        doubt = "no positive control was read" if e.readable is None else "the same effort does not read the control"
+        if not e.certain(e.ranking):
+            doubt = f"no estimate reaches {CERTAIN:.0%}"
+        if crowded:
+            doubt = f"there are only {e.samples} training images, so the estimates do not hold here"
+        yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {LONGER}"
+    elif e.surplus >= 1:
+        yield f"about {e.surplus:.0f} candidates beyond chance are expected to be real, but none is likely", LONGER
 
 
-def _doubt(e: Evidence, p: Tensor) -> str:
-    """Why likely candidates are not a claim."""
-    if _crowded(e, p):
-        return f"there are only {e.samples} training images, so the estimates do not hold here"
-    if not bool((p >= CERTAIN).any()):
-        return f"no estimate reaches {CERTAIN:.0%}"
-    return (
-        "no positive control was read" if e.readable is None else "the positive control is not read by the same effort"
-    )
-
-
-def _unproven(e: Evidence) -> tuple[str, str] | None:
+def _doubts(e: Evidence) -> Reasons:
     """Nothing was found, and nothing shows that it would have been."""
-    nothing = f"nothing was read{_count(e)}"
     if e.positive is None or e.readable is None:
-        return f"{nothing}, and no positive control was read", MORE
+        yield f"{_nothing(e)}, and no positive control was read", LONGER
+        return
     if not e.readable:
-        return f"{nothing}, but the same effort does not read the positive control either", MORE
+        yield f"{_nothing(e)}, but the same effort does not read the positive control either", LONGER
     if e.positive.easier:
         reason, advice = e.positive.easier
-        return f"{nothing}, but the positive control may be easier to read: {reason}", advice
-    unexplained, control = 1 - e.ranking.explained, 1 - e.positive.ranking.explained
-    if e.floor is None and unexplained > DESCRIBED >= control:
-        reason = f"{nothing}, and the method may not describe this training: it leaves {unexplained:.0%} unexplained"
-        return f"{reason}, and {control:.0%} of the control", "Give the training images by --data: they decide it."
-    return None
+        yield f"{_nothing(e)}, but the positive control may be easier to read: {reason}", advice
+    ours, control = (1 - ranking.explained for ranking in (e.ranking, e.positive.ranking))
+    if e.floor is None and ours > DESCRIBED >= control:
+        reason = f"{ours:.0%} of the target stays unexplained, and {control:.0%} in the positive control"
+        yield f"{_nothing(e)}, but {reason}", "Give the training images by --data, to test the method."
 
 
-def _no_evidence(e: Evidence) -> Headline:
-    assert e.positive is not None
-    control = f"The same effort reads a control that is as hard: {e.positive.images} images, moved as far"
-    return Outcome.NO_EVIDENCE, f"No evidence of leakage: nothing was read{_count(e)}. {control}.", ""
+def _nothing(e: Evidence) -> str:
+    return f"nothing was read beyond chance ({_recovered(e.comparison)})" if e.compared else "nothing was read"
 
 
-def _count(e: Evidence) -> str:
-    if not e.compared:
-        return ""
-    assert e.comparison is not None
-    assert e.comparison.p_value is not None
-    recovered = f"{e.comparison.recovered} of {e.comparison.total} training images recovered"
-    return f" beyond chance ({recovered}, p = {e.comparison.p_value:.2g})"
+def _recovered(comparison: Verdict | None) -> str:
+    assert comparison is not None
+    return f"{comparison.recovered} of {comparison.total} training images recovered, p = {comparison.p_value:.2g}"
 
 
 def _candidates(e: Evidence, p: Tensor) -> str:
     if len(p) == 1:
         return f"restarts agree on one candidate, with an estimated probability of {float(p[0]):.0%}"
     real = min(round(float(p.sum())), e.samples or len(p))
-    return f"restarts agree on {len(p)} candidates, and an estimated {real} of them are training images"
+    return f"restarts agree on {len(p)} candidates, and an estimated {real} are training images"

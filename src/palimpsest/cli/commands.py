@@ -301,7 +301,7 @@ class AuditCommand:
             )
         except KeyboardInterrupt:
             raise InterruptedRunError(INTERRUPTED) from None
-        print(*found.told, printable(f"The report is {found.report}"), sep="\n")
+        print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
 
 
 class InterruptedRunError(PalimpsestError):

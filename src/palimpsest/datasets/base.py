@@ -158,7 +158,7 @@ def load(
     draw = partial(_draw, source.images, labels, (per_class, held_out_per_class), classes)
     others = [row for other in apart_from for part in draw(other) for row in part]
     rows = draw(seed, leave_out=others)
-    train, held_out = (Part(_unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
+    train, held_out = (Part(unit(source.images[r]), torch.from_numpy(values[labels[r]])) for r in rows)
     mean = torch.cat([train.images, held_out.images]).mean(0)
     return DataSet(str(name), train, held_out, mean, classes)
 
@@ -223,7 +223,7 @@ def _content(image: np.ndarray) -> bytes:
     return (image + 0.0).tobytes()  # + 0.0: −0 and 0 are the same pixel
 
 
-def _unit(images: np.ndarray) -> Tensor:
+def unit(images: np.ndarray) -> Tensor:
     """Float32 images in [0, 1]; bytes are divided by 255."""
     scale = 255 if images.dtype == np.uint8 else 1
     return torch.from_numpy(images.astype(np.float32) / np.float32(scale))

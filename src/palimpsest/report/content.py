@@ -1,4 +1,4 @@
-"""What a report is made of: plain values, gathered by whoever asks for one."""
+"""The content of a report, as plain values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Snapshot:
     """The candidates at one moment of a run.
 
     Args:
-        step: when.
+        step: the step.
         ids: ``(k,)``, their numbers.
-        images: ``(k, C, H, W)``, as one would look at them: the mean added, in [0, 1] or a little outside.
+        images: ``(k, C, H, W)``, with the mean added, about in [0, 1].
     """
 
     step: int
@@ -31,15 +31,15 @@ class Variant:
     """One reconstruction.
 
     Args:
-        name: what tells it from the other one, for example "with splitting".
-        images: ``(k, C, H, W)``, the final candidates as one would look at them.
+        name: its difference from the other variant, for example "with splitting".
+        images: ``(k, C, H, W)``, the final candidates, with the mean added.
         ids: ``(k,)``, their numbers.
-        lineage: for every number ever given, that of the candidate it split from, or −1.
-        history: what the solver recorded: steps, and splits.
-        score: against the training images; None if they are unknown.
+        lineage: the number of the parent of every candidate that ever existed, or −1.
+        history: the records of the solver: steps and splits.
+        score: the score against the training images. None if they are unknown.
         snapshots: the candidates over time, in order.
         metrics: records of ``step``, ``ssim`` (mean over the training images) and ``recovered``.
-        seconds: what it took.
+        seconds: the time it took.
     """
 
     name: str
@@ -59,11 +59,11 @@ class Variant:
 
     @cached_property
     def splits(self) -> list[dict[str, Any]]:
-        """The rounds of splitting, also those in which nothing split."""
+        """The rounds of splitting, including those in which nothing split."""
         return [entry for entry in self.history if entry.get("eigenvalues")]
 
     def ancestor(self, number: int, among: Tensor) -> int | None:
-        """Where in ``among`` a candidate, or else its youngest ancestor found there, stands; None if neither does.
+        """The place in ``among`` of a candidate or of its youngest ancestor there; None if there is neither.
 
         >>> import torch
         >>> lineage = torch.tensor([-1, -1, 1, 1])  # candidate 1 split into 2 and 3
@@ -79,18 +79,18 @@ class Variant:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that the report says.
+    """Everything that the report shows.
 
     Args:
-        title: of the page.
-        variants: one reconstruction, or two to compare; the verdict is that of the stronger one.
-        truth: ``(n, C, H, W)``, the training images in [0, 1]; None if they are unknown.
-        held_out_count: how many held-out images calibrate the verdict.
-        configuration: what was asked for; may be nested, and may contain anything a user typed.
-        versions: of the software.
-        seeds: of everything random.
+        title: the title of the page.
+        variants: one reconstruction, or two to compare. The stronger one gives the verdict.
+        truth: ``(n, C, H, W)``, the training images in [0, 1]. None if they are unknown.
+        held_out_count: the number of held-out images that calibrate the verdict.
+        configuration: the options. They may be nested, and may contain anything that a user typed.
+        versions: the versions of the software.
+        seeds: the seeds of all random numbers.
         training: facts about the audited network.
-        seconds: what each stage took.
+        seconds: the time of each stage.
     """
 
     title: str
@@ -106,7 +106,5 @@ class Content:
     @property
     def judged(self) -> Variant:
         """The reconstruction that gives the verdict: the strongest, or the last if none was scored."""
-        scored = [variant for variant in self.variants if variant.score is not None]
-        if not scored:
-            return self.variants[-1]
-        return scored[strongest([variant.score.verdict for variant in scored if variant.score is not None])]
+        scored = [(variant, variant.score.verdict) for variant in self.variants if variant.score is not None]
+        return scored[strongest([verdict for _, verdict in scored])][0] if scored else self.variants[-1]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 from markupsafe import Markup
 from torch import Tensor
@@ -15,31 +16,16 @@ from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
 
-BIN = 0.025  # of SSIM
+BIN = 0.025  # of likeness
 PERCENT = 5  # of probability in a bin
-
-
-class Ranked(Protocol):
-    """Candidates in the order of their probabilities."""
-
-    @property
-    def probability(self) -> Tensor: ...
-
-
-Curve = list[tuple[float, float]]
-STYLES = ("first", "last")  # of the two variants: dashed and solid
-
-
-def styled(curves: list[Curve]) -> list[tuple[str, Curve]]:
-    """Each variant's curve with its class in the style sheet; a single one looks like the last of two."""
-    return list(zip(STYLES[-len(curves) :], curves, strict=True))
-
+STYLES = ("first", "last")  # of two curves: dashed and solid; a single one is solid
+DOT = 2.6  # radius of an eigenvalue
 
 # --- the evidence --------------------------------------------------------------------------------
 
 
 def distribution(score: Score) -> Markup:
-    """Training images above the line, held-out images below, one brick each; full where it counts in the verdict."""
+    """Training images above the line, held-out images below, a brick each; solid if it counts in the verdict."""
     assert score.held_out is not None
     groups = {1: ("Training images", score), -1: ("Held-out images", score.held_out)}
     heaps = {side: _heaps(scores) for side, (_, scores) in groups.items()}
@@ -49,76 +35,71 @@ def distribution(score: Score) -> Markup:
     panel = Panel(540, 380, x=(low, 1), y=(-1.3, 1.15), left=4)
     panel.x_axis("likeness of the matched candidate", about=10)
     for side, (name, scores) in groups.items():
-        brick = side / len(scores.ssim) / tallest
+        height = side / len(scores.ssim) / tallest
         for bin_, heap in heaps[side].items():
             for level, evidence in enumerate(sorted(heap, reverse=True)):
-                _brick(panel, bin_, level * brick, brick, _brick_class(side, evidence, bar))
+                if side > 0:
+                    class_ = "solid" if evidence > bar else "hollow"
+                else:  # held-out images that beat their blurred copies set the threshold
+                    class_ = "held-out" if evidence > 0 else "held-out blur"
+                y = (level * height, (level + 1) * height)
+                panel.rectangle((bin_ * BIN, (bin_ + 1) * BIN), y, class_, air=(1.25, 1.25))
         text = f"{name} ({len(scores.ssim)})"
         panel.add("text", text, class_="label", x=0, y=panel.y(1.15) - 12 if side > 0 else panel.y(-1.3) - 8)
     panel.horizontal(0, "axis")
     if bar > 0:
         panel.vertical(bar, "bar")
         _beside(panel, bar, panel.y(1.08), f"threshold: {bar:.2f}")
-    told = (
+    means = [
         f"{len(s.ssim)} {name.lower()}, mean likeness {float(s.likeness.mean()):.2f}" for name, s in groups.values()
-    )
+    ]
     solid = int((score.evidence > bar).sum())
     return panel.svg(
-        f"Distribution of the scores of {', and of '.join(told)}. {solid} training images are {counted(score)}."
+        f"Distribution of the scores of {', and of '.join(means)}. {solid} training images are {counted(score)}."
     )
 
 
 def _heaps(scores: ImageScores) -> dict[int, list[float]]:
-    """What the verdict judges, by bins of likeness."""
+    """The evidence that the verdict judges, by bins of likeness."""
     heaps: dict[int, list[float]] = {}
     for likeness, evidence in zip(scores.likeness.tolist(), scores.evidence.tolist(), strict=True):
         heaps.setdefault(min(math.floor(likeness / BIN), round(1 / BIN) - 1), []).append(evidence)
     return heaps
 
 
-def _brick_class(side: int, evidence: float, bar: float) -> str:
-    """Full beyond the bar, or, for held-out images, where they help to set it."""
-    if side > 0:
-        return "solid" if evidence > bar else "hollow"
-    return "held-out" if evidence > 0 else "held-out blur"
-
-
-def _brick(panel: Panel, bin_: int, base: float, height: float, class_: str) -> None:
-    """One image: a rectangle in its bin, with a hairline of air around it."""
-    left, right = panel.x(bin_ * BIN) + 1.25, panel.x((bin_ + 1) * BIN) - 1.25
-    upper, lower = sorted((panel.y(base), panel.y(base + height)))
-    gap = min(1.25, 0.2 * (lower - upper))
-    panel.add("rect", class_=class_, x=left, width=right - left, y=upper + gap, height=lower - upper - 2 * gap)
-
-
 def _beside(panel: Panel, x: float, y: float, text: str) -> None:
-    """A note beside a vertical line, on the side where there is room."""
+    """A note beside a vertical line, on the side with more room."""
     right = panel.x(x) > 0.7 * panel.width
     place = panel.x(x) + (-5 if right else 5)
     panel.add("text", text, class_="note", x=place, y=y, text_anchor="end" if right else "start")
 
 
-def probabilities(ranking: Ranked, negative: Ranked, counting: int, bar: float) -> Markup:
-    """Histograms of probability: of the network above the line, of its negative control below; full if they count."""
-    groups = {1: ("This network", ranking, counting), -1: ("Negative control", negative, 0)}
+def probabilities(ours: Tensor, chance: Tensor, likely: int, bar: float) -> Markup:
+    """Histograms of probability: of the network above the line, of its negative control below; solid if likely."""
+    groups = {1: ("This network", ours, likely), -1: ("Negative control", chance, 0)}
     panel = Panel(540, 320, x=(0, 100), y=(-1.5, 1.5), left=4)
     panel.x_axis("estimated probability of showing a training image, in per cent", about=10)
-    for side, (name, found, full) in groups.items():
-        percent = (100 * found.probability).tolist()
-        counts, counting_ones = _by_bins(percent), _by_bins(percent[:full])  # candidates are in order
+    far_right = 100 * bar < 50  # headings stand in the corner that is farther from the vertical line
+    for side, (name, probability, first) in groups.items():
+        percent = (100 * probability).tolist()
+        counts, solid = _by_bins(percent), _by_bins(percent[:first])  # the likeliest come first
         tallest = max(counts.values(), default=1)
         for bin_, count in counts.items():
-            _column(panel, bin_, side * count / tallest, "hollow" if side > 0 else "held-out")
-            _column(panel, bin_, side * counting_ones[bin_] / tallest, "solid")
+            x = (bin_ * PERCENT, (bin_ + 1) * PERCENT)
+            panel.rectangle(x, (0, side * count / tallest), "hollow" if side > 0 else "held-out", air=(2, 0))
+            if solid[bin_]:
+                panel.rectangle(x, (0, side * solid[bin_] / tallest), "solid", air=(2, 0))
             end = panel.y(side * count / tallest) + (-5 if side > 0 else 14)
-            panel.add("text", f"{count}", class_="note", x=panel.x((bin_ + 0.5) * PERCENT), y=end, text_anchor="middle")
-        _opposite(panel, 100 * bar, panel.y(1.5) - 12 if side > 0 else panel.y(-1.5) - 6, f"{name} ({len(percent)})")
+            panel.add("text", f"{count}", class_="note", x=panel.x(sum(x) / 2), y=end, text_anchor="middle")
+        place, anchor = (panel.x.end, "end") if far_right else (panel.x.start, "start")
+        y = panel.y(1.5) - 12 if side > 0 else panel.y(-1.5) - 6
+        panel.add("text", f"{name} ({len(percent)})", class_="label", x=place, y=y, text_anchor=anchor)
     panel.horizontal(0, "axis")
     panel.vertical(100 * bar, "bar")
     _beside(panel, 100 * bar, panel.y(1.5) + 8, f"chance: {bar:.0%}")
     return panel.svg(
-        f"Probabilities of {len(ranking.probability)} candidates, and of {len(negative.probability)} of the negative"
-        f" control, of which the highest is {bar:.0%}. {counting} are likely."
+        f"Probabilities of {len(ours)} candidates, {likely} of them likely, and of {len(chance)} candidates of the"
+        f" negative control. The highest of these is {bar:.0%}."
     )
 
 
@@ -126,83 +107,64 @@ def _by_bins(percent: list[float]) -> Counter[int]:
     return Counter(min(max(math.floor(value / PERCENT), 0), 100 // PERCENT - 1) for value in percent)
 
 
-def _column(panel: Panel, bin_: int, height: float, class_: str) -> None:
-    """One bar of a histogram, from the line up or down, with air beside it."""
-    if height:
-        left, right = panel.x(bin_ * PERCENT) + 2, panel.x((bin_ + 1) * PERCENT) - 2
-        upper, lower = sorted((panel.y(0), panel.y(height)))
-        panel.add("rect", class_=class_, x=left, width=right - left, y=upper, height=lower - upper)
-
-
-def _opposite(panel: Panel, x: float, y: float, text: str) -> None:
-    """A heading in the corner that is farther from a vertical line."""
-    right = panel.x(x) < panel.width / 2
-    place = panel.x.end if right else panel.x.start
-    panel.add("text", text, class_="label", x=place, y=y, text_anchor="end" if right else "start")
-
-
-def scatter(first: Variant, last: Variant) -> Markup:
+def scatter(names: list[str], scores: list[Score]) -> Markup:
     """Each training image once: its score in one reconstruction against that in the other."""
-    assert first.score is not None
-    assert last.score is not None
-    pairs = list(zip(first.score.likeness.tolist(), last.score.likeness.tolist(), strict=True))
+    first, last = scores
+    pairs = list(zip(first.likeness.tolist(), last.likeness.tolist(), strict=True))
     low = min(0.0, min(map(min, pairs)))
     panel = Panel(400, 380, x=(low, 1), y=(low, 1))
-    panel.y_axis(f"likeness {last.name}")
-    panel.x_axis(f"likeness {first.name}")
+    panel.y_axis(f"likeness {names[1]}")
+    panel.x_axis(f"likeness {names[0]}")
     panel.line([(low, low), (1, 1)], "diagonal")
-    if (bar := first.score.verdict.threshold) > 0:
+    if (bar := first.verdict.threshold) > 0:
         panel.vertical(bar, "bar")
-    if (bar := last.score.verdict.threshold) > 0:
+    if (bar := last.verdict.threshold) > 0:
         panel.horizontal(bar, "bar")
         panel.add("text", "threshold", class_="note", x=LEFT + 4, y=panel.y(bar) - 5)
-    for (x, y), recovered in zip(pairs, last.score.recovered.tolist(), strict=True):
+    for (x, y), recovered in zip(pairs, last.recovered.tolist(), strict=True):
         panel.dot(x, y, "solid" if recovered else "hollow")
     return panel.svg(
-        f"Scatter plot of {len(pairs)} training images: likeness {first.name} across, {last.name} upwards."
-        f" {improved(first, last)} of them lie above the diagonal."
+        f"Scatter plot of {len(pairs)} training images: likeness {names[0]} across, {names[1]} upwards."
+        f" {improved(scores)} of them lie above the diagonal."
     )
 
 
-def improved(first: Variant, last: Variant) -> int:
-    """How many training images the last reconstruction shows better than the first."""
-    assert first.score is not None
-    assert last.score is not None
-    return int((last.score.likeness > first.score.likeness).sum())
+def improved(scores: list[Score]) -> int:
+    """The number of training images that the second reconstruction shows better than the first."""
+    return int((scores[1].likeness > scores[0].likeness).sum())
 
 
 # --- the runs ------------------------------------------------------------------------------------
 
 
 def loss_curves(variants: list[Variant]) -> Markup:
-    """What of the target is left unexplained, over time."""
-    curves = [[(r["step"], r["loss"]) for r in v.records if 0 < r["loss"] < math.inf] for v in variants]
-    values = [loss for curve in curves for _, loss in curve]
-    panel = _over_time(variants, logarithmic_limits(values), logarithmic=True)
-    panel.y_axis("relative loss")
-    for style, curve in styled(curves):
-        panel.line(curve, f"curve {style}")
-    ends = (f"{v.name}: {number(v.records[-1]['loss'], 2)}" for v in variants if v.records)
-    return panel.svg("Loss over steps. At the end, " + ", ".join(ends) + ".")
+    """The unexplained share of the target, over time."""
+    series = [[r for r in v.records if 0 < r["loss"] < math.inf] for v in variants]
+    return _curves(variants, series, "loss", "relative loss", logarithmic_limits, logarithmic=True)
 
 
 def metric_curves(variants: list[Variant], metric: str, label: str) -> Markup:
     """One figure of merit over time."""
-    curves = [[(m["step"], m[metric]) for m in v.metrics if math.isfinite(m[metric])] for v in variants]
-    values = [value for curve in curves for _, value in curve]
-    panel = _over_time(variants, (min([0.0, *values]), max(limits(values)[1], 1e-3)))
-    panel.y_axis(label)
-    for style, curve in styled(curves):
-        panel.line(curve, f"curve {style}")
-        for step, value in curve[-1:]:
-            panel.dot(step, value, f"end {style}")
-    ends = (f"{v.name}: {number(v.metrics[-1][metric], 2)}" for v in variants if v.metrics)
-    return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, " + ", ".join(ends) + ".")
+
+    def from_zero(values: list[float]) -> tuple[float, float]:
+        return min([0.0, *values]), max(limits(values)[1], 1e-3)
+
+    series = [[m for m in v.metrics if math.isfinite(m[metric])] for v in variants]
+    return _curves(variants, series, metric, label, from_zero, logarithmic=False)
 
 
-def _over_time(variants: list[Variant], y: tuple[float, float], *, logarithmic: bool = False) -> Panel:
-    """Axes over steps, with a line where candidates were split."""
+def _curves(
+    variants: list[Variant],
+    series: list[list[dict[str, Any]]],
+    key: str,
+    label: str,
+    range_of: Callable[[list[float]], tuple[float, float]],
+    *,
+    logarithmic: bool,
+) -> Markup:
+    """One curve per variant over its steps, with a line at each round of splitting."""
     last = max([entry["step"] for v in variants for entry in (*v.history, *v.metrics)] + [1])
+    y = range_of([entry[key] for entries in series for entry in entries])
     panel = Panel(370, 250, x=(0, last), y=y, logarithmic=logarithmic)
     panel.x_axis("step", about=4)
     splits = [s for v in variants for s in v.splits if s["split"]]
@@ -211,16 +173,23 @@ def _over_time(variants: list[Variant], y: tuple[float, float], *, logarithmic: 
         if len(splits) <= 4:
             place = panel.x(split["step"])
             panel.add("text", f"+{split['split']}", class_="note", x=place, y=TOP - 4, text_anchor="middle")
-    return panel
+    panel.y_axis(label)
+    for style, entries in zip(STYLES[-len(series) :], series, strict=True):
+        panel.line([(entry["step"], entry[key]) for entry in entries], f"curve {style}")
+        for entry in entries[-1:]:
+            panel.dot(entry["step"], entry[key], f"end {style}")
+    ends = [f"{v.name}: {number(s[-1][key], 2)}" for v, s in zip(variants, series, strict=True) if s]
+    return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, {', '.join(ends)}.")
 
 
 # --- the splits ----------------------------------------------------------------------------------
 
 
-def eigenvalues(variant: Variant) -> Markup:
-    """−λ_min of every candidate's splitting matrix at each round: what a split promises; those that split are full."""
-    rounds = variant.splits
+def eigenvalues(rounds: list[dict[str, Any]]) -> Markup | None:
+    """−λ_min of every candidate's splitting matrix at each round: the promised gain; solid if the candidate split."""
     unstable = [-v for s in rounds for v in s["eigenvalues"] if v < 0]
+    if not unstable:  # a logarithmic scale shows negative eigenvalues only
+        return None
     panel = Panel(540, 320, x=(-0.5, len(rounds) - 0.5), y=logarithmic_limits(unstable), logarithmic=True, bottom=56)
     panel.y_axis(Markup("−λ<tspan class=sub dy=3>min</tspan><tspan dy=-3>, relative</tspan>"))
     for i, event in enumerate(rounds):
@@ -231,25 +200,17 @@ def eigenvalues(variant: Variant) -> Markup:
         for j, line in enumerate(lines if len(rounds) <= 5 else lines[:1]):
             y = panel.height - panel.bottom + 16 * (j + 1)
             panel.add("text", line, class_="note" if j else "tick", x=panel.x(i), y=y, text_anchor="middle")
-    rounds_told = "; ".join(
-        f"at step {s['step']}, {s['split']} of {len(s['eigenvalues'])} candidates split" for s in rounds
-    )
-    return panel.svg(f"Smallest eigenvalues of the splitting matrices in {len(rounds)} rounds: {rounds_told}.")
+    counts = [f"at step {s['step']}, {s['split']} of {len(s['eigenvalues'])} candidates split" for s in rounds]
+    return panel.svg(f"Smallest eigenvalues of the splitting matrices in {len(rounds)} rounds: {'; '.join(counts)}.")
 
 
-def _swarm(panel: Panel, place: int, event: dict[str, Any], *, radius: float = 2.6) -> None:
+def _swarm(panel: Panel, place: int, event: dict[str, Any]) -> None:
     """The eigenvalues of one round, side by side where they would hide each other."""
     width = 0.9 * (panel.x(1) - panel.x(0))
-    rows: dict[int, int] = {}
-    for rank, value in enumerate(sorted(event["eigenvalues"])):
-        if value < 0:
-            row = round(panel.y(-value) / (2 * radius))
-            rows[row] = n = rows.get(row, -1) + 1
-            shift = (n + 1) // 2 * (-1 if n % 2 else 1) * 2.3 * radius
-            class_ = "solid" if rank < event["split"] else "hollow"
-            panel.dot(place, -value, class_, radius=radius, shift=max(-width / 2, min(width / 2, shift)))
-
-
-def has_negative_eigenvalues(variant: Variant) -> bool:
-    """Whether there is anything to draw on a logarithmic scale."""
-    return any(value < 0 for event in variant.splits for value in event["eigenvalues"])
+    rows: Counter[int] = Counter()
+    for rank, value in enumerate(v for v in sorted(event["eigenvalues"]) if v < 0):
+        row = round(panel.y(-value) / (2 * DOT))
+        shift = (rows[row] + 1) // 2 * (-1 if rows[row] % 2 else 1) * 2.3 * DOT
+        rows[row] += 1
+        class_ = "solid" if rank < event["split"] else "hollow"
+        panel.dot(place, -value, class_, radius=DOT, shift=max(-width / 2, min(width / 2, shift)))

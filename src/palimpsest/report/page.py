@@ -11,12 +11,12 @@ from markupsafe import Markup
 
 from palimpsest.report import figures, findings, pictures, words
 from palimpsest.report.content import Content
+from palimpsest.scoring import Outcome
 
-CELL = 50  # about how wide a picture is on the page, in pixels
-FRAME = 75  # the same in a trajectory
-PLATE = 1040  # how wide a row of pictures may become
+CELL, FRAME = 50, 75  # approximate width of a picture on the page and in a trajectory, in pixels
+PLATE, MOST_COLUMNS = 1040, 20  # the largest width of a row of pictures, and their number
 
-# Characters that nobody sees but that hide, reverse or break what stands beside them.
+# Invisible characters that hide, reverse or break the text beside them.
 INVISIBLE = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -28,7 +28,8 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-ENVIRONMENT.filters |= {"fact": words.fact, "label": words.label, "raised": words.raised}
+ENVIRONMENT.filters |= {name: getattr(words, name) for name in ("fact", "label", "number", "p_value", "raised")}
+ENVIRONMENT.filters["percent"] = "{:.0%}".format
 ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(value)
 
 
@@ -42,30 +43,33 @@ def render(content: Content) -> str:
     >>> "No verdict" in page
     True
     """
-    pixels = min(content.judged.images.shape[-1], pictures.LARGEST)
-    cell, columns = cell_and_columns(content.judged.images.shape[-1])
-    page = ENVIRONMENT.get_template("report.html").render(
+    judged = content.judged
+    width, score = judged.images.shape[-1], judged.score
+    count = f"{len(judged.images)} candidates were reconstructed"
+    return page(
+        "report.html",
         title=content.title,
+        outcome=score.verdict.outcome if score else Outcome.NO_VERDICT,
+        sentence=score.verdict.sentence if score else f"No verdict: {count}, but no training images were given.",
         content=content,
-        finding=findings.finding(content),
         plate=pictures.plate(content),
-        cell=cell,
-        columns=columns,
-        frame=_whole_multiple(pixels, FRAME),
+        width=width,
+        frame=_whole_multiple(min(width, pictures.LARGEST), FRAME),
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
-        rounds=findings.rounds(content.variants[-1]),
+        splits=content.variants[-1].splits,
         comparison=findings.comparison(content.variants),
         settings=_settings(content),
-        **_figures(content),
+        **_drawings(content),
     )
-    return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", page)
 
 
-def cell_and_columns(width: int) -> tuple[int, int]:
-    """How wide a picture of so many pixels is shown on a plate, and how many stand in a row."""
+def page(template: str, *, width: int, **values: Any) -> str:
+    """The filled template, for pictures of this width in pixels. Invisible characters are replaced."""
     cell = _whole_multiple(min(width, pictures.LARGEST), CELL)
-    return cell, max(1, min(20, PLATE // (cell + 2)))
+    columns = max(1, min(MOST_COLUMNS, PLATE // (cell + 2)))
+    text = ENVIRONMENT.get_template(template).render(cell=cell, columns=columns, **values)
+    return INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def _whole_multiple(pixels: int, about: int) -> int:
@@ -73,25 +77,26 @@ def _whole_multiple(pixels: int, about: int) -> int:
     return pixels * max(1, round(about / pixels)) if pixels < 1.3 * about else about
 
 
-def _figures(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
+def _drawings(content: Content) -> dict[str, Markup | list[Markup] | int | None]:
     """The drawings that make sense for this content."""
-    variants, judged, last = content.variants, content.judged, content.variants[-1]
-    scored = [v for v in variants if v.score is not None]
+    variants, score = content.variants, content.judged.score
+    scores = [v.score for v in variants if v.score is not None]
+    two = len(scores) == 2
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
-    if judged.score is not None and all(v.metrics for v in variants):
+    if score is not None and all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
-        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(judged.score)}"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(score)}"))
     return {
-        "distribution": figures.distribution(judged.score) if judged.score and judged.score.held_out else None,
-        "scatter": figures.scatter(*scored) if len(scored) == 2 else None,
-        "improved": figures.improved(*scored) if len(scored) == 2 else None,
+        "distribution": figures.distribution(score) if score and score.held_out else None,
+        "scatter": figures.scatter([v.name for v in variants], scores) if two else None,
+        "improved": figures.improved(scores) if two else None,
         "curves": curves,
-        "eigenvalues": figures.eigenvalues(last) if figures.has_negative_eigenvalues(last) else None,
+        "eigenvalues": figures.eigenvalues(variants[-1].splits),
     }
 
 
-def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
-    """The tables at the end, those that say something; an option that was left open says nothing."""
+def _settings(content: Content) -> dict[str, Mapping[str, Any]]:
+    """The tables at the end, without empty ones. The template leaves out options that are None."""
     tables: dict[str, Mapping[str, Any]] = {
         "Configuration": content.configuration,
         "Training": content.training,
@@ -99,10 +104,4 @@ def _settings(content: Content) -> list[tuple[str, Mapping[str, Any]]]:
         "Time spent": {stage: words.duration(seconds) for stage, seconds in content.seconds.items()},
         "Versions": content.versions,
     }
-    return [(name, said) for name, table in tables.items() if (said := _said(table))]
-
-
-def _said(table: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {
-        key: _said(value) if isinstance(value, Mapping) else value for key, value in table.items() if value is not None
-    }
+    return {name: table for name, table in tables.items() if table}

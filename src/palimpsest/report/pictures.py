@@ -1,4 +1,4 @@
-"""Pictures for the page: what was read out, beside what it was read from, and how it came about."""
+"""Pictures for the page: candidates beside the training images, and their way from noise to image."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.report.content import Content, Snapshot, Variant
 from palimpsest.scoring import Score, metrics
 
-LARGEST = 96  # pixels; larger pictures are reduced, for they are shown at about half of that
-MOST = 240  # pictures shown in a row of the plate; of more, an even selection
+LARGEST = 96  # pixels; larger pictures are reduced, because the page shows them at about half of that
+MOST = 240  # pictures in a row of the plate; of more, an even selection
 FRAMES = 11  # of a trajectory
 TRAJECTORIES = 4
 
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, its alternative text, and what is printed below it.
+    """An image, its alternative text, and the note below it.
 
     Args:
-        mark: ``"recovered"`` if the verdict counts it, ``"flat"`` if it shows no more than a blur would.
-        split: whether the candidate was born of a split since the picture before.
+        mark: ``"recovered"`` if the verdict counts it, ``"flat"`` if a blurred copy is as good.
+        split: whether the candidate was split since the previous picture.
     """
 
     source: str
@@ -40,7 +40,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Trajectory:
-    """How the reconstructions of one training image came about; without a truth, how one candidate did."""
+    """The way of the reconstructions of one training image or, without training images, of one candidate."""
 
     name: str
     truth: Picture | None
@@ -68,33 +68,34 @@ def _png(image: Tensor, *, largest: int | None) -> bytes:
     return file.getvalue()
 
 
+def _stretched(candidate: Tensor) -> Tensor:
+    """A candidate as it is scored: stretched from black to white."""
+    return metrics.minmax(candidate[None].detach().cpu().double())[0]
+
+
+def shown(candidate: Tensor) -> str:
+    return data_uri(_stretched(candidate))
+
+
 def strip(content: Content, *, columns: int = 20, zoom: int = 2) -> bytes:
     """The best of the plate as one PNG: each variant's candidates, and the training images below them."""
     truth, score = content.truth, content.judged.score
     if truth is None or score is None:
-        raise InvalidInputError("without the training images there is nothing to set the candidates beside")
-    best = ranking(score)[:columns]
-    rows = [
-        torch.cat([metrics.minmax(v.images[v.score.match[i]][None].double())[0].float() for i in best], dim=-1)
-        for v in content.variants
-        if v.score is not None
-    ]
-    sheet = torch.cat([*rows, torch.cat([truth[i].float() for i in best], dim=-1)], dim=-2)
+        raise InvalidInputError("there are no training images to compare the candidates with; give them")
+    best = _best_first(score)[:columns]
+    rows = [[_stretched(v.images[v.score.match[i]]).float() for i in best] for v in content.variants if v.score]
+    rows.append([truth[i].float() for i in best])
+    sheet = torch.cat([torch.cat(row, dim=-1) for row in rows], dim=-2)
     return _png(sheet.repeat_interleave(zoom, -1).repeat_interleave(zoom, -2), largest=None)
 
 
-def shown(candidate: Tensor) -> str:
-    """A candidate as it is scored: stretched from black to white."""
-    return data_uri(metrics.minmax(candidate[None].detach().cpu().double())[0])
-
-
-def ranking(score: Score) -> list[int]:
+def _best_first(score: Score) -> list[int]:
     """Training images from the best score to the worst, as the verdict ranks them."""
     return score.evidence.argsort(descending=True, stable=True).tolist()
 
 
 def evenly(n: int, most: int) -> list[int]:
-    """At most so many of the places 0…n−1, evenly spread, the first and the last among them.
+    """At most ``most`` of the places 0…n−1, evenly spread, including the first and the last.
 
     >>> evenly(100, 3), evenly(2, 3), evenly(0, 3)
     ([0, 50, 99], [0, 1], [])
@@ -106,19 +107,20 @@ def evenly(n: int, most: int) -> list[int]:
 
 
 def plate(content: Content) -> list[list[Picture | None]]:
-    """One column for each training image, best first: each variant's candidate, then the image itself."""
+    """A column per training image, best first: each variant's candidate, then the image itself."""
     truth, score = content.truth, content.judged.score
     if truth is None or score is None:
         images = content.judged.images
         return [[Picture(shown(images[i]), f"Candidate {i + 1}")] for i in evenly(len(images), MOST)]
-    order = ranking(score)
+    order = _best_first(score)
     return [
-        [
-            *(_reconstruction(variant, i) for variant in content.variants),
-            Picture(data_uri(truth[i]), f"Training image {i + 1}"),
-        ]
+        [*(_reconstruction(variant, i) for variant in content.variants), _training_image(truth, i)]
         for i in (order[rank] for rank in evenly(len(order), MOST))
     ]
+
+
+def _training_image(truth: Tensor, i: int) -> Picture:
+    return Picture(data_uri(truth[i]), f"Training image {i + 1}")
 
 
 def _reconstruction(variant: Variant, i: int) -> Picture | None:
@@ -126,32 +128,28 @@ def _reconstruction(variant: Variant, i: int) -> Picture | None:
     score = variant.score
     if score is None or score.match[i] < 0:
         return None
-    likeness, mark = float(score.likeness[i]), _mark(score, i)
-    told = {"recovered": ", recovered", "flat": ", no better than a blur", "": ""}[mark]
-    alt = f"Reconstruction {variant.name} of training image {i + 1}, likeness {likeness:.2f}{told}"
-    return Picture(shown(variant.images[int(score.match[i])]), alt, f"{likeness:.2f}", mark)
-
-
-def _mark(score: Score, i: int) -> Literal["", "recovered", "flat"]:
+    likeness = float(score.likeness[i])
+    alt = f"Reconstruction {variant.name} of training image {i + 1}, likeness {likeness:.2f}"
+    source, note = shown(variant.images[int(score.match[i])]), f"{likeness:.2f}"
     if score.recovered[i]:
-        return "recovered"
-    return "" if score.shows_detail[i] else "flat"
+        return Picture(source, f"{alt}, recovered", note, "recovered")
+    return Picture(source, alt, note) if score.shows_detail[i] else Picture(source, f"{alt}, a blur", note, "flat")
 
 
 # --- trajectories --------------------------------------------------------------------------------
 
 
 def trajectories(content: Content) -> list[Trajectory]:
-    """A few candidates followed from noise to what they became, through the candidates they split from."""
+    """A few candidates from noise to the final image, through the candidates they split from."""
     followed = [variant for variant in content.variants if len(variant.snapshots) > 1]
-    score, steps = content.judged.score, frame_steps(content)
+    truth, score, steps = content.truth, content.judged.score, frame_steps(content)
     if not followed:
         return []
-    if content.truth is None or score is None:
-        return [_candidate_over_time(followed[-1], i, steps) for i in evenly(len(content.judged.images), TRAJECTORIES)]
-    matched = [i for i in ranking(score) if score.match[i] >= 0]
-    chosen = [matched[rank] for rank in evenly(len(matched), TRAJECTORIES)]
-    return [_image_over_time(followed, content.truth[i], i, steps) for i in chosen]
+    if truth is None or score is None:
+        last, chosen = followed[-1], evenly(len(content.judged.images), TRAJECTORIES)
+        return [Trajectory(f"Candidate {i + 1}", None, [(last.name, _frames(last, i, None, steps))]) for i in chosen]
+    matched = [i for i in _best_first(score) if score.match[i] >= 0]
+    return [_trajectory(followed, truth, matched[rank], steps) for rank in evenly(len(matched), TRAJECTORIES)]
 
 
 def frame_steps(content: Content) -> list[int]:
@@ -160,38 +158,31 @@ def frame_steps(content: Content) -> list[int]:
     return [snapshots[j].step for j in evenly(len(snapshots), FRAMES)][:-1]
 
 
-def _image_over_time(variants: list[Variant], truth: Tensor, i: int, steps: list[int]) -> Trajectory:
+def _trajectory(variants: list[Variant], truth: Tensor, i: int, steps: list[int]) -> Trajectory:
     rows = [
-        (v.name, _frames(v, int(v.score.match[i]), truth, steps))
+        (v.name, _frames(v, int(v.score.match[i]), truth[i], steps))
         for v in variants
         if v.score is not None and v.score.match[i] >= 0
     ]
-    return Trajectory(f"Training image {i + 1}", Picture(data_uri(truth), f"Training image {i + 1}"), rows)
-
-
-def _candidate_over_time(variant: Variant, i: int, steps: list[int]) -> Trajectory:
-    return Trajectory(f"Candidate {i + 1}", None, [(variant.name, _frames(variant, i, None, steps))])
+    return Trajectory(f"Training image {i + 1}", _training_image(truth, i), rows)
 
 
 def _frames(variant: Variant, i: int, truth: Tensor | None, steps: list[int]) -> list[Picture | None]:
-    """Final candidate i and its ancestors at these steps and at the end; below each its SSIM with the truth."""
-    moments = [(step, min(variant.snapshots, key=lambda snapshot: abs(snapshot.step - step))) for step in steps]
+    """Final candidate i and its ancestors at these steps and at the end, each with its SSIM."""
+    moments = [min(variant.snapshots, key=lambda snapshot: abs(snapshot.step - step)) for step in steps]
     frames: list[Picture | None] = []
     before = None
-    for step, snapshot in [*moments, (None, Snapshot(0, variant.ids, variant.images))]:
+    for snapshot in [*moments, Snapshot(-1, variant.ids, variant.images)]:
         place = variant.ancestor(int(variant.ids[i]), snapshot.ids)
         if place is None:
             frames.append(None)
             continue
         image, number = snapshot.images[place], int(snapshot.ids[place])
-        ssim = "" if truth is None else f"{_ssim(image, truth):.2f}"
-        when = "the end" if step is None else f"step {snapshot.step:,}"
-        alt = f"Candidate {number} {variant.name} at {when}" + (f", SSIM {ssim}" if ssim else "")
-        frames.append(Picture(shown(image), alt, ssim, split=before not in (None, number)))
+        when = "the end" if snapshot.step < 0 else f"step {snapshot.step:,}"
+        alt, note = f"Candidate {number} {variant.name} at {when}", ""
+        if truth is not None:
+            note = f"{float(metrics.ssim(_stretched(image)[None], truth[None].detach().cpu().double())):.2f}"
+            alt += f", SSIM {note}"
+        frames.append(Picture(shown(image), alt, note, split=before not in (None, number)))
         before = number
     return frames
-
-
-def _ssim(candidate: Tensor, truth: Tensor) -> float:
-    a, b = (x[None].detach().cpu().double() for x in (candidate, truth))
-    return float(metrics.ssim(metrics.minmax(a), b))

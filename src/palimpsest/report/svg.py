@@ -1,4 +1,4 @@
-"""A plotting area in scalable vector graphics. Colours and fonts are the style sheet's, so figures follow the theme."""
+"""A plotting area in scalable vector graphics. The style sheet sets colours and fonts, so figures follow the theme."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEFT, RIGHT, TOP, BOTTOM = 46.0, 10.0, 28.0, 40.0  # margins, in units of the vi
 
 
 def element(name: str, *children: str, **attributes: Any) -> Markup:
-    """One element; every text and attribute is escaped unless it is markup already.
+    """One element. Every text and attribute is escaped unless it is already markup.
 
     >>> print(element("text", "a < b", class_="note", text_anchor="end"))
     <text class="note" text-anchor="end">a &lt; b</text>
@@ -25,13 +25,13 @@ def element(name: str, *children: str, **attributes: Any) -> Markup:
 
 
 def _short(value: Any) -> Any:
-    """Tenths of a unit are finer than anyone sees."""
+    """Numbers rounded to tenths of a unit."""
     return f"{value:.1f}".removesuffix(".0") if isinstance(value, float) else value
 
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places, linearly or by logarithm."""
+    """Maps values to places, linearly or by logarithm."""
 
     low: float
     high: float
@@ -50,7 +50,7 @@ class Scale:
     def _round_numbers(self, about: int) -> list[float]:
         rough = (self.high - self.low) / about
         unit = 10.0 ** math.floor(math.log10(rough))
-        step = next(m * unit for m in (1, 2, 2.5, 5, 10) if m * unit >= rough)
+        step = next(m * unit for m in (1, 2, 5, 10) if m * unit >= rough)
         tolerance = 1e-9 * (self.high - self.low)
         first, last = math.ceil((self.low - tolerance) / step), math.floor((self.high + tolerance) / step)
         return [round(i * step, 12) for i in range(first, last + 1)]
@@ -70,7 +70,7 @@ class Scale:
 
 
 def limits(values: Iterable[float], *, margin: float = 0.05, least: float = 1e-9) -> tuple[float, float]:
-    """A range a little wider than the finite values; from 0 to 1 if there are none.
+    """A range slightly wider than the finite values, or than 0 to 1 if there are none.
 
     >>> limits([0.0, 1.0])
     (-0.05, 1.05)
@@ -81,13 +81,13 @@ def limits(values: Iterable[float], *, margin: float = 0.05, least: float = 1e-9
 
 
 def logarithmic_limits(values: Iterable[float]) -> tuple[float, float]:
-    """The same for a logarithmic scale, which knows only what is positive."""
+    """The same for a logarithmic scale, from the positive values."""
     low, high = limits([math.log10(v) for v in values if 0 < v < math.inf], least=0.05)
     return 10 ** max(low, -300), 10 ** min(high, 300)
 
 
 class Panel:
-    """Axes to draw in. Places are given as values, and shapes as classes of the style sheet."""
+    """Axes to draw in. Places are values, and shapes are classes of the style sheet."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class Panel:
         self.add("text", label, class_="label", x=middle, y=self.height - 4, text_anchor="middle")
 
     def y_axis(self, label: str, *, about: int = 5) -> None:
-        """Grid lines and their values; the label stands on top, where it can be read without turning one's head."""
+        """Grid lines and their values. The label is horizontal, above the axis."""
         for tick in self.y.ticks(about):
             y = self.y(tick)
             self.add("line", class_="grid", x1=self.left, x2=self.width - RIGHT, y1=y, y2=y)
@@ -135,15 +135,19 @@ class Panel:
     def horizontal(self, y: float, class_: str) -> None:
         self.add("line", class_=class_, x1=self.left, x2=self.width - RIGHT, y1=self.y(y), y2=self.y(y))
 
+    def rectangle(
+        self, x: tuple[float, float], y: tuple[float, float], class_: str, *, air: tuple[float, float]
+    ) -> None:
+        """A bar or a brick, with some air inside its sides."""
+        (left, right), (upper, lower) = map(self.x, x), sorted(map(self.y, y))
+        gap = min(air[1], 0.2 * (lower - upper))
+        size = {"width": right - left - 2 * air[0], "height": lower - upper - 2 * gap}
+        self.add("rect", class_=class_, x=left + air[0], y=upper + gap, **size)
+
     def dot(self, x: float, y: float, class_: str, *, radius: float = 3.5, shift: float = 0.0) -> None:
         self.add("circle", class_=class_, cx=self.x(x) + shift, cy=self.y(y), r=radius)
 
     def svg(self, description: str) -> Markup:
         """The figure, with its alternative text."""
-        return element(
-            "svg",
-            *self.elements,
-            viewBox=f"0 0 {self.width:g} {self.height:g}",
-            role="img",
-            aria_label=description,
-        )
+        box = f"0 0 {self.width:g} {self.height:g}"
+        return element("svg", *self.elements, viewBox=box, role="img", aria_label=description)

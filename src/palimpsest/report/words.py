@@ -24,7 +24,7 @@ def power_of_ten(exponent: int) -> str:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number to a few significant digits, without exponents a reader has to decode.
+    """A number to a few significant digits, with powers of ten in place of exponents.
 
     >>> number(0.12345), number(1234567.0), number(3.2e-9), number(float("inf")), number(-2.0), number(1e-5)
     ('0.123', '1,234,567', '3.2 × 10⁻⁹', '∞', '−2', '10⁻⁵')

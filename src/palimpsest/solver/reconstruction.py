@@ -181,7 +181,7 @@ def _figure(rows: Sequence[Tensor], titles: Sequence[str], heading: str) -> Figu
     return figure
 
 
-def _refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
+def refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
     """Turn a call that does not fit the signature into one sentence, which names the nearest keyword."""
     signature = inspect.signature(function)
 
@@ -195,13 +195,13 @@ def _refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInputError(f"pal.reconstruct: {error}; see help(pal.reconstruct)") from error
+            raise InvalidInputError(f"pal.{function.__name__}: {error}; see help(pal.{function.__name__})") from error
         return function(*args, **kwargs)
 
     return checked
 
 
-@_refusing_unknown_keywords
+@refusing_unknown_keywords
 @torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
 def reconstruct(
     objective: Objective,

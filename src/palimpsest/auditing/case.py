@@ -1,0 +1,56 @@
+"""The inputs that all stages of an audit share: the network, the options, the folder and the clock."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from palimpsest.auditing.options import Options
+from palimpsest.auditing.subject import Subject
+from palimpsest.auditing.truth import Truth
+from palimpsest.solver.callbacks import Callback
+from palimpsest.solver.state import State
+
+
+class OutOfTimeError(Exception):
+    """The time is spent. The clock and the checkpoint hold the state so far."""
+
+
+class Clock(Callback):
+    """Stops a reconstruction, at a record, once the deadline has passed."""
+
+    def __init__(self, deadline: float) -> None:
+        self.deadline = deadline
+        self.stopped_at: State | None = None
+
+    @property
+    def seconds_left(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def check(self) -> None:
+        """Raise unless there is time for another reconstruction."""
+        if self.seconds_left < 0:
+            raise OutOfTimeError
+
+    def on_record(self, state: State, entry: dict[str, Any]) -> None:
+        if self.seconds_left < 0:
+            self.stopped_at = state
+            raise OutOfTimeError
+
+
+@dataclass(frozen=True)
+class Case:
+    """One audit: its network, its options and its files."""
+
+    folder: Path
+    owner: str
+    """The identity that the files of this audit carry."""
+    subject: Subject
+    options: Options
+    truth: Truth | None
+    device: torch.device
+    clock: Clock

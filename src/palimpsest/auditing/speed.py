@@ -1,0 +1,51 @@
+"""How much an audit can do in its time: the speed of a reconstruction step and of a training step, measured."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+
+from palimpsest.auditing.case import Case
+from palimpsest.auditing.controls import control_images
+from palimpsest.auditing.plan import MOST_STEPS, RECORD_EVERY, Budget, Plan
+from palimpsest.auditing.reading import objective
+from palimpsest.errors import PalimpsestError
+from palimpsest.execution import Execution
+from palimpsest.objectives import Objective
+from palimpsest.objectives.spaces import Everywhere
+from palimpsest.solver.loop import Settings, Solver
+from palimpsest.training import train
+
+MEASURED_SECONDS = 1.5  # of a reconstruction
+MEASURED_STEPS = 20  # of training
+
+
+def measured_budget(case: Case, plan: Plan) -> Budget:
+    """The time that is left, and the speed of this machine."""
+    problem = objective(case.subject.model, case.subject.initial, plan).to(case.device)
+    rate = _reconstruction_rate(problem, case.subject.image_shape, plan.candidates)
+    training_rate = _training_rate(case, plan) if case.options.controls else 1.0
+    return Budget(max(1.0, case.clock.seconds_left), rate, training_rate)
+
+
+def _reconstruction_rate(problem: Objective, image_shape: tuple[int, ...], candidates: int) -> float:
+    """Steps of a reconstruction per second."""
+    mode = Execution().resolved(problem.device, MOST_STEPS)  # that of the longest run in any plan
+    settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
+    solver = Solver(problem, Everywhere(image_shape), settings, Execution(mode=mode))
+    with solver.execution.matrix_precision(problem.device):
+        state = solver.step(solver.init())  # the first steps also prepare the later ones
+        began, first = time.monotonic(), state.step
+        while state.step == first or time.monotonic() - began < MEASURED_SECONDS:
+            state = solver.step(state)  # recording waits for the device, so the clock is right
+    return (state.step - first) / (time.monotonic() - began)
+
+
+def _training_rate(case: Case, plan: Plan) -> float:
+    """Training steps of the positive control per second."""
+    public = control_images(case, plan)
+    began = time.monotonic()
+    with suppress(PalimpsestError):
+        model = case.subject.fresh().to(case.device)
+        train(model, public.images, public.labels, steps=MEASURED_STEPS, tolerance=1e-9)
+    return MEASURED_STEPS / (time.monotonic() - began)
