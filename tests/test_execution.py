@@ -36,7 +36,7 @@ def test_dense_stacks_are_recognised_and_differentiated_as_autograd_does(case: C
     """Over the whole table: perceptrons take the path for dense layers, everything else does not."""
     by_hand = case.objective.loss_and_gradients(*case.arguments)
     by_autograd = case.objective.by_autograd().loss_and_gradients(*case.arguments)
-    assert (case.objective.bind(*case.arguments).stack is not None) == ("mlp" in request.node.name)
+    assert (case.objective.bind(*case.arguments).layers is not None) == ("mlp" in request.node.name)
     assert all(close(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
 
 
@@ -102,7 +102,7 @@ def test_a_frozen_layer_is_left_to_autograd():
     objective = pal.KKT(model, signed=True, sharpness=4.0)
     x, λ = torch.randn(3, 6).double(), torch.randn(3, 2).double()
     assert set(objective.residual(x, λ)) == {"first.weight", "first.bias", "second.weight"}
-    assert objective.bind(x, λ, None).stack is None
+    assert objective.bind(x, λ, None).layers is None
 
 
 def _accumulating(_, a, b, out_shape=None, **options):
@@ -278,7 +278,7 @@ def test_a_step_reads_nothing_back_from_the_device(method, network, priors):
     settings = Settings(candidates=4, steps=8, record_every=4, priors=priors)
     solver = Solver(make_case(network, method).objective, Everywhere(network.image_shape), settings)
     state = solver.descend(solver.init(), 1)
-    tensors = loop._tensors(state)
+    tensors = state.tensors() | {"multiplier_unit": torch.tensor(1.0).to(state.x)}
     with ReadingRefused():
         _, seen = solver.prepare(state).run(tensors, ["watched step", "step"], torch.ones(2, 4, dtype=torch.float64))
     assert seen[0]["loss"].isfinite()

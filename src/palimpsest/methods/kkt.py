@@ -19,14 +19,12 @@ class KKT(Objective):
 
         θ = Σ_i λ_i y_i ∇_θ Φ(θ, x_i),   λ ≥ 0.
 
+    `Objective` explains ``initial``, ``sharpness`` and ``weights``.
+
     Args:
         model: the trained network, with one output unless ``signed``.
-        signed: use the form for any loss with weight decay (Buzaglo et al. 2024): candidates have no labels and
-            multipliers of either sign, one for each output.
-        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
-        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
+        signed: use the form for any loss with weight decay (Buzaglo et al. 2024): candidates do not have labels, and
+            multipliers have either sign, one for each output.
 
     Examples:
         >>> import torch
@@ -36,8 +34,6 @@ class KKT(Objective):
         >>> objective.loss(x, 0 * λ, y) == objective.target_norm_squared
         tensor(True)
     """
-
-    linear = True
 
     def __init__(
         self,

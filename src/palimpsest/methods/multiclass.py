@@ -17,12 +17,10 @@ class MulticlassKKT(Objective):
 
         θ = Σ_i λ_i ∇_θ [Φ_{y_i}(θ, x_i) − max_{j≠y_i} Φ_j(θ, x_i)],   λ ≥ 0.
 
+    `Objective` explains ``initial``, ``sharpness`` and ``weights``.
+
     Args:
         model: the trained network, with one output for each class.
-        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
-        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
 
     Examples:
         >>> import torch

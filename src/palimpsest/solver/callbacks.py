@@ -87,12 +87,7 @@ class Progress(Callback):
         from tqdm import tqdm
 
         self.bar = tqdm(
-            total=self.steps,
-            initial=state.step,
-            desc="reconstructing",
-            unit="step",
-            delay=2,
-            disable=not self.show,
+            total=self.steps, initial=state.step, desc="reconstructing", unit="step", delay=2, disable=not self.show
         )
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:

@@ -50,12 +50,7 @@ def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor 
 
 
 def min_eigenpairs(
-    objective: Objective,
-    x: Tensor,
-    multipliers: Tensor,
-    labels: Tensor | None = None,
-    *,
-    iterations: int = BASIS,
+    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, iterations: int = BASIS
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)), (k,), and its unit eigenvector, (k, *image_shape), for every candidate, by one Lanczos run.
 
