@@ -30,7 +30,7 @@ from palimpsest.objectives.smoothing import REACH, Smoothed, softplus
 
 Parameters = dict[str, Tensor]
 Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
-ALIGNED = 8  # numbers
+ALIGNED = 8  # numbers in a row: tensor cores work on multiples of it
 Scalar = Callable[[Tensor], Tensor]
 
 
@@ -45,8 +45,8 @@ class Layer:
 def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     """The layers of a network that is x ↦ W_L σ(… σ(W_1 x + b_1) …) + b_L with ReLUs σ, or None for any other.
 
-    The network is recognised by its outputs, not by its class. With its ReLUs smoothed it is analytic, so agreement on a
-    few random inputs in float64 means agreement on all.
+    The network is recognised by its outputs, not by its class. With smoothed ReLUs it is analytic, so agreement on a few
+    random inputs in float64 means agreement on all.
     """
     network = copy.deepcopy(network).double().requires_grad_(False)
     calls: list[tuple[str, Tensor, Tensor]] = []
@@ -58,7 +58,7 @@ def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     try:
         with torch.no_grad(), Smoothed(β):
             outputs = network(probe).reshape(len(probe), -1)
-    except (Exception, SystemExit):  # it is the user's code, and need not work in float64
+    except (Exception, SystemExit):  # the user's code need not work in float64
         return None
     parameters = dict(network.named_parameters())
     names = [(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")) for name, _, _ in calls]
@@ -82,7 +82,7 @@ def _note(calls: list[tuple[str, Tensor, Tensor]], name: str, _: nn.Module, args
 
 
 def aligned(rows: Tensor, last: Tensor) -> Tensor:
-    """Rows with a last column, filled up with zeros to a length that tensor cores can work on."""
+    """Rows with a last column, padded with zeros to a length that suits tensor cores."""
     return F.pad(torch.cat([rows, last], 1), (0, -(rows.shape[1] + 1) % ALIGNED))
 
 
@@ -92,7 +92,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 @dataclass
 class _Pass:
-    """One tangent node's forward and backward pass; lists are indexed by layer, l = 0 … L."""
+    """The forward and backward pass of one tangent node; lists are indexed by layer, l = 0 … L."""
 
     W: list[Tensor]
     h: list[Tensor]
@@ -109,7 +109,7 @@ def linearise(
     x: Tensor,
     β: float | Tensor | None,
 ) -> tuple[Parameters, Adjoint]:
-    """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d), and the map R ↦ (x̄, λ̄). Several nodes (θ_s, λ_s) add an axis to λ̄."""
+    """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d), and the map R ↦ (x̄, λ̄). Several nodes add an axis to λ̄."""
     L = len(layers)
     passes = [_forward_and_back(layers, θ, λ, scalar, x, β) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
@@ -145,7 +145,7 @@ def _forward_and_back(
     layers: Sequence[Layer], θ: Mapping[str, Tensor], λ: Tensor, scalar: Scalar, x: Tensor, β: float | Tensor | None
 ) -> _Pass:
     L = len(layers)
-    W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] only fill the place
+    W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] are not used
     h, slope = [x], [x]
     for j, layer in enumerate(layers, start=1):
         z = _affine(h[-1], layer, θ)
@@ -205,7 +205,7 @@ def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
     slope = y.sigmoid()
     if y.is_cuda:
         return F.softplus(y, beta=1, threshold=REACH) / β, slope
-    # log(1 + eʸ) = max(y, 0) − log σ'(|y|), to an ulp of 1: torch's softplus does not use the vector units of a CPU
+    # log(1 + eʸ) = max(y, 0) − log σ'(|y|): torch's softplus does not use the vector units of a CPU
     larger = 1 - slope
     torch.maximum(slope, larger, out=larger)
     return y.relu_().sub_(larger.log_()).div_(β), slope

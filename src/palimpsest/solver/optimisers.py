@@ -1,4 +1,4 @@
-"""First-order updates with their state in the open, so that it can be saved, split and resumed."""
+"""First-order updates with an explicit state, which can be saved, split and resumed."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ class Pace(NamedTuple):
     """How far one step goes."""
 
     rate: Tensor | float
-    unbias: Tensor | float = 1.0
-    """The factor on Adam's mean of squares that makes up for its start at zero."""
+    unbias: Tensor | float = 1.0  # corrects Adam's mean of squares for its start at zero
 
 
 class Optimiser(ABC):
