@@ -16,7 +16,7 @@ from palimpsest.execution.eager import Eager, Program, Tensors
 from palimpsest.execution.graph import Graph
 from palimpsest.execution.precision import matrix_products
 
-WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
+WORTH_COMPILING = 20_000  # steps: compiling takes ten to thirty seconds and saves a third of each step
 
 log = logging.getLogger("palimpsest")
 Mode = Literal["auto", "eager", "graph", "compiled-graph"]
@@ -55,7 +55,7 @@ class Execution:
     def resolved(self, device: torch.device, steps: int) -> Mode:
         """The mode, with "auto" decided for a device and a number of steps."""
         if "graph" in self.mode and device.type != "cuda":
-            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager")
+            raise InvalidInputError(f"{device} does not have CUDA graphs; choose eager")
         if "compiled" in self.mode and not fusion.available(device):
             raise InvalidInputError(f"torch cannot compile for {device} here; choose eager or graph")
         if self.mode != "auto":
@@ -69,7 +69,7 @@ class Execution:
         return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
 
     def matrix_precision(self, device: torch.device) -> AbstractContextManager[None]:
-        """Within it, matrix products round to TF32 or not, as asked."""
+        """Within it, matrix products use TF32 or not."""
         return matrix_products(tf32=self.tf32, device=device)
 
 
@@ -83,10 +83,7 @@ class Executor:
     def run(
         self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None
     ) -> tuple[Tensors, list[Tensors]]:
-        """The tensors after the programs named in ``plan``, and what these returned; those given stay as they are.
-
-        Each program is given its row of the schedule.
-        """
+        """New tensors after the programs named in ``plan``, each with its row of the schedule, and their results."""
         first = next(iter(tensors.values()))
         schedule = torch.zeros(len(plan), 1, device=first.device) if schedule is None else schedule
         with torch.no_grad(), fusion.fused("compiled" in self.mode):

@@ -1,4 +1,4 @@
-"""Step by step, from the host."""
+"""Run programs step by step, from the host."""
 
 from __future__ import annotations
 

@@ -313,7 +313,7 @@ class Objective(ABC):
                 return self._changed(_network=Network(network), _space=space, **parts)
         if self.whitening:
             raise InvalidInputError(
-                "whitening needs a stack of dense layers, all of them trained, and within=pal.span(…).subspace"
+                "whitening needs trained dense layers and a subspace; give within=pal.span(…).subspace"
             )
         return self._changed(_space=space)
 

@@ -55,10 +55,8 @@ def _check_numbers(objective: Objective, x: Tensor, multipliers: Tensor, labels:
         raise InvalidInputError(f"candidates have shape {tuple(x.shape)}; give at least one, as (k, *image_shape)")
     for given in (x, multipliers, *(() if labels is None else (labels.to(x.dtype),))):
         if given.dtype != objective.dtype or given.device != objective.device:
-            raise InvalidInputError(
-                f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
-                f"{objective.dtype} on {objective.device}; move one of them with .to(...)"
-            )
+            wanted, found = f"{objective.dtype} on {objective.device}", f"{given.dtype} on {given.device}"
+            raise InvalidInputError(f"the objective is {wanted}, but an argument is {found}; move one with .to(...)")
 
 
 def _check_fit(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
@@ -76,11 +74,9 @@ def _check_fit(objective: Objective, x: Tensor, multipliers: Tensor, labels: Ten
 def check_scalar(objective: Objective, φ: Tensor, outputs: Tensor) -> None:
     """Refuse a method whose φ is not one number for each image, or a row of them."""
     if not isinstance(φ, Tensor) or φ.ndim > 2 or φ.shape[:1] != outputs.shape[:1]:
-        shape = tuple(φ.shape) if isinstance(φ, Tensor) else type(φ).__name__
-        raise InvalidInputError(
-            f"{type(objective).__name__}.scalar returned {shape} for outputs of shape {tuple(outputs.shape)}; "
-            "let it return one number for each image, or a row of them"
-        )
+        method, found = type(objective).__name__, tuple(φ.shape) if isinstance(φ, Tensor) else type(φ).__name__
+        wanted = f"({len(outputs)},) or ({len(outputs)}, slots)"
+        raise InvalidInputError(f"{method}.scalar returned {found}; let it return a tensor of shape {wanted}")
 
 
 def check_weights(model: nn.Module, target: Parameters, tangents: Sequence[Parameters]) -> None:

@@ -133,7 +133,7 @@ def linearise(
             for j in range(L - 1, 0, -1):
                 h̄ = p.δ[j + 1] @ R[layers[j].weight]
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
-                z̄ = _bent(h̄, p.slope[j], p.up[j], ż[j], β)
+                z̄ = _curved(h̄, p.slope[j], p.up[j], ż[j], β)
             if z̄ is not None:
                 x̄.append((z̄, p.W[1]))
         return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
@@ -188,19 +188,11 @@ def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
+@fusible
 def _rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
     """σ(z) and σ'(z)."""
-    return (z.relu(), (z > 0).to(z)) if β is None else _smoothly_rectified(z, β)
-
-
-def _bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
-    """σ' ∘ h̄ + σ'' ∘ u ∘ ż."""
-    return h̄ * slope if β is None else _smoothly_bent(h̄, slope, u, ż, β)
-
-
-@fusible
-def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
-    """For the softplus σ of :mod:`palimpsest.objectives.smoothing`."""
+    if β is None:
+        return z.relu(), (z > 0).to(z)
     y = (z * β).clamp_min_(-REACH)
     slope = y.sigmoid()
     if y.is_cuda:
@@ -212,6 +204,6 @@ def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
 
 
 @fusible
-def _smoothly_bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor) -> Tensor:
-    """With σ'' = β σ'(1 − σ')."""
-    return torch.addcmul(h̄, u * ż, (1 - slope).mul_(β)).mul_(slope)
+def _curved(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
+    """σ' ∘ h̄ + σ'' ∘ u ∘ ż, with σ'' = β σ'(1 − σ')."""
+    return h̄ * slope if β is None else torch.addcmul(h̄, u * ż, (1 - slope).mul_(β)).mul_(slope)

@@ -2,32 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-
 import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 
 
-class Labels(ABC):
-    @abstractmethod
+class Labels:
+    """The labels of a method's candidates."""
+
     def balanced(self, k: int, outputs: int) -> Tensor | None:
         """Labels for k fresh candidates of a network with this many outputs."""
+        return None
 
-    @abstractmethod
     def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
         """Raise InvalidInputError unless these are k labels that fit such a network."""
 
 
 class Unlabelled(Labels):
     """The method ignores labels."""
-
-    def balanced(self, k: int, outputs: int) -> None:
-        return None
-
-    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
-        return None
 
 
 class Binary(Labels):

@@ -42,7 +42,9 @@ def resolve(
     if unknown := sorted(given.keys() - target.keys()):
         raise InvalidInputError(f"weights name {unknown[0]!r}; choose among {', '.join(target)}")
     if bad := [name for name, w in given.items() if not 0 <= float(w) < float("inf")]:
-        raise InvalidInputError(f"the weight of {bad[0]!r} is {given[bad[0]]}; give a finite number that is not negative")
+        raise InvalidInputError(
+            f"the weight of {bad[0]!r} is {given[bad[0]]}; give a finite number that is not negative"
+        )
     return {name: float(given.get(name, 1.0)) for name in target}
 
 

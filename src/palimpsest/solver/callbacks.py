@@ -82,9 +82,8 @@ class Progress(Callback):
     def on_start(self, state: State) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(
-            total=self.steps, initial=state.step, desc="reconstructing", unit="step", delay=2, disable=not self.show
-        )
+        look = {"desc": "reconstructing", "unit": "step", "delay": 2, "disable": not self.show}
+        self.bar = tqdm(total=self.steps, initial=state.step, **look)
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         if "loss" in entry:

@@ -59,10 +59,8 @@ def _content(value: Any) -> bytes:
     if hasattr(value, "__dict__") and not inspect.isroutine(value):  # attributes do not tell functions apart
         return digest(_attributes(value))
     if type(value).__repr__ is object.__repr__ or " at 0x" in repr(value):
-        raise InvalidInputError(
-            f"{value!r} does not have a stable hash, so its run cannot be resumed; leave out the checkpoint, "
-            "or give an object that holds its settings as attributes"
-        )
+        raise InvalidInputError(f"a run with {value!r} cannot be resumed; hold its settings as attributes of an object,"
+                                " or leave out the checkpoint")  # fmt: skip
     return repr(value).encode()
 
 

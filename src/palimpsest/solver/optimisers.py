@@ -22,15 +22,7 @@ class Pace(NamedTuple):
 
 
 class Optimiser(ABC):
-    """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape.
-
-    Examples:
-        >>> rule, x = SGD(learning_rate=0.1), torch.ones(2)
-        >>> moments = rule.init(x)
-        >>> rule.update_(x, torch.ones(2), moments, rule.pace(1, 1.0))
-        >>> x
-        tensor([0.9000, 0.9000])
-    """
+    """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape."""
 
     learning_rate: float
 
@@ -98,10 +90,6 @@ class SGD(Optimiser):
     Args:
         learning_rate: the length of a step relative to the gradient.
         momentum: the share of the velocity that is kept at each step.
-
-    Examples:
-        >>> SGD(learning_rate=0.1).momentum
-        0.9
     """
 
     learning_rate: float

@@ -58,12 +58,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Sum(Prior):
-    """The sum of several priors.
-
-    Examples:
-        >>> float(Sum((Box(), TotalVariation(smoothing=0.0))).value(torch.ones(2, 1, 4, 4), torch.ones(2)))
-        0.0
-    """
+    """The sum of several priors."""
 
     priors: Sequence[Prior]
 

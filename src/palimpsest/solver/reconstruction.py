@@ -57,15 +57,11 @@ class Reconstruction:
         certify: ``rec.certify(epsilon=1e-6)`` measures how stationary the final point is.
 
     Examples:
-        >>> import palimpsest as pal, tempfile
+        >>> import palimpsest as pal
         >>> network = pal.networks.MLP((1, 4, 4), hidden=(5,))
         >>> rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 4, 4), candidates=3, steps=10)
         >>> rec.images.shape, len(rec.parents)
         (torch.Size([3, 1, 4, 4]), 3)
-        >>> path = Path(tempfile.mkdtemp()) / "rec.safetensors"
-        >>> rec.save(path)
-        >>> torch.equal(pal.Reconstruction.load(path).images, rec.images)
-        True
     """
 
     images: Tensor
@@ -140,9 +136,7 @@ class Reconstruction:
         """
         if self.images.ndim != 4:
             shape = tuple(self.images.shape[1:])
-            raise InvalidInputError(
-                f"cannot draw candidates of shape {shape}; give reconstruct() image_shape=(C, H, W)"
-            )
+            raise InvalidInputError(f"candidates of shape {shape} cannot be drawn; reconstruct with (C, H, W) images")
         images = self.images.detach().cpu()
         if mean is not None:
             images = images + mean.detach().to(images)
@@ -255,9 +249,6 @@ def reconstruct(
             threads.
         progress: whether to show a bar on standard error. None shows one in a terminal if the run takes long enough.
         execution: how steps are carried out. None is as fast as the device allows.
-
-    Returns:
-        The candidates, with their multipliers, labels, parents and history.
 
     Examples:
         >>> import palimpsest as pal, torch

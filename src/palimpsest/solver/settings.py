@@ -44,15 +44,11 @@ class Settings:
         for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InvalidInputError(f"{name} is a {type(value).__name__}; give an instance of {kind[0].__name__}")
-        for name, least in {
-            "candidates": self.candidates,
-            "steps": self.steps,
-            "record_every": self.record_every,
-        }.items():
-            if least is not None and least < 1:
-                raise InvalidInputError(f"{name} is {least}; give at least 1")
-        for name, ends in {"sharpness": self.sharpness, "prior_strength": self.prior_strength}.items():
-            if ends is not None and min(ends) <= 0:
+        for name in ("candidates", "steps", "record_every"):
+            if (count := getattr(self, name)) is not None and count < 1:
+                raise InvalidInputError(f"{name} is {count}; give at least 1")
+        for name in ("sharpness", "prior_strength"):
+            if (ends := getattr(self, name)) is not None and min(ends) <= 0:
                 raise InvalidInputError(f"{name} is {ends}; give two positive numbers")
         if self.schedule not in ("cosine", "constant"):
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")

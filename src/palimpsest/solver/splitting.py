@@ -74,13 +74,10 @@ def eigenpairs(
     basis: int | None = None,
 ) -> Eigenpairs:
     """The smallest eigenpair of every S(x_i) with its error, chunk by chunk."""
-    residual = objective.residual(x, multipliers, labels)
-    parts = [
-        smallest_eigenpairs(
-            objective.curvature(*chunk, residual=residual), chunk[0], iterations=iterations, basis=basis
-        )
-        for chunk in objective.chunks(x, multipliers, labels)
-    ]
+    r, parts = objective.residual(x, multipliers, labels), []
+    for chunk in objective.chunks(x, multipliers, labels):
+        S = objective.curvature(*chunk, residual=r)
+        parts.append(smallest_eigenpairs(S, chunk[0], iterations=iterations, basis=basis))
     return Eigenpairs(*map(torch.cat, zip(*parts, strict=True)))
 
 
