@@ -1,9 +1,9 @@
 """Number and space of the training images, from the change of the first layer.
 
 Every step of (stochastic) gradient descent, with or without momentum, adds a matrix Σ_i (…)·(x_i, 1) to the first
-layer's (W_1, b_1), whatever the depth and the loss. So the row space of (ΔW_1, Δb_1) lies in span{(x_i, 1)}. Its rank is
-the number of training images, unless these are linearly dependent or some always activate the same units. The rank then
-counts what the layer distinguishes, and no method can read more out of it.
+layer's (W_1, b_1), whatever the depth and the loss. So the row space of (ΔW_1, Δb_1) lies in span{(x_i, 1)}. Its rank
+is the number of training images, unless these are linearly dependent or some always activate the same units. The rank
+then counts what the layer distinguishes, and no method can read more out of it.
 
 With weight decay the same holds for W_1 − c·W_1(0), where c is the total shrinkage of the initial weights.
 """

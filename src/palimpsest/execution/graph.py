@@ -6,14 +6,18 @@ A graph is bound to its memory, so it has its own buffers. The schedule and a co
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from palimpsest.errors import UnsupportedNetworkError
-from palimpsest.execution.eager import Program, Tensors, copies, shapes
+
+Tensors = dict[str, Tensor]
+Program = Callable[[Tensors, Tensor], Tensors | None]
+"""Changes the tensors in place, with the numbers in a row of the schedule. It must not read values back from the
+device. It may return tensors to record."""
 
 ROWS = 4096  # of the schedule on the device
 CAPTURE = "waits for the host, which a CUDA graph cannot do; use the execution mode eager"
@@ -30,7 +34,7 @@ class Graph:
         self._results: dict[str, Tensors] = {}
 
     def run(self, tensors: Tensors, plan: Sequence[str], schedule: Tensor) -> tuple[Tensors, list[Tensors]]:
-        if not self._graphs or shapes(tensors) != shapes(self._buffers):
+        if not self._graphs or _shapes(tensors) != _shapes(self._buffers):
             self._capture(tensors, schedule)
         for name, t in tensors.items():
             self._buffers[name].copy_(t)
@@ -84,3 +88,11 @@ def _nothing_collected() -> Iterator[None]:
     finally:
         if collecting:
             gc.enable()
+
+
+def copies(tensors: Tensors) -> Tensors:
+    return {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}

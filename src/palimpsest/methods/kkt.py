@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives import Objective, weighting
 from palimpsest.objectives.labels import Binary, Unlabelled
 
 
@@ -44,10 +43,9 @@ class KKT(Objective):
         sharpness: float | None = None,
         weights: weighting.Weights = None,
     ) -> None:
-        θ = parameters_of(model)
         self.signed = signed
         self.label_kind = Unlabelled() if signed else Binary()
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
+        super().__init__(model, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         if self.signed:

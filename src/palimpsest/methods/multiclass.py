@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives import Objective
 from palimpsest.objectives.labels import Classes
 
 
@@ -33,17 +30,6 @@ class MulticlassKKT(Objective):
 
     signed = False
     label_kind = Classes()
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        initial: Mapping[str, Tensor] | None = None,
-        sharpness: float | None = None,
-        weights: weighting.Weights = None,
-    ) -> None:
-        θ = parameters_of(model)
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None

@@ -54,8 +54,8 @@ class Objective(ABC):
 
     Args:
         model: the network. It is copied and put in evaluation mode.
-        target: T, keyed like ``model.named_parameters()``. It names the parameters that take part.
-        tangents: the point θ at which f is taken, or a sequence of points, each with its own multipliers.
+        target: T, keyed like ``model.named_parameters()``. Only these parameters take part. None is the trained θ.
+        tangents: the point at which f is taken, or several, each with its own multipliers. None is the trained θ.
         sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
         weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
             ``"auto"`` lowers the weight of parameters that training images explain badly.
@@ -79,12 +79,14 @@ class Objective(ABC):
         self,
         model: nn.Module,
         *,
-        target: Mapping[str, Tensor],
-        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+        target: Mapping[str, Tensor] | None = None,
+        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
         sharpness: float | None = None,
         weights: weighting.Weights = None,
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
+        target = parameters_of(model) if target is None else target
+        tangents = parameters_of(model) if tangents is None else tangents
         points = [tangents] if isinstance(tangents, Mapping) else list(tangents)
         self._several_tangents = not isinstance(tangents, Mapping)
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}

@@ -45,7 +45,7 @@ class Layer:
 def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     """The layers of a network that is x ↦ W_L σ(… σ(W_1 x + b_1) …) + b_L with ReLUs σ, or None for any other.
 
-    The network is recognised by its outputs, not by its class. With smoothed ReLUs it is analytic, so agreement on a few
+    The network is recognised by its outputs, not by its class. With smoothed ReLUs it is analytic, so agreement on few
     random inputs in float64 means agreement on all.
     """
     network = copy.deepcopy(network).double().requires_grad_(False)

@@ -145,8 +145,8 @@ class Solver:
         given = state.tensors() | {"multiplier_unit": torch.tensor(state.multiplier_unit).to(state.x)}
         tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
-        changed = {"x": tensors["x"], "multipliers": tensors["multipliers"], "moments": moments_of(tensors)}
-        return replace(state, **changed, step=end, history=history)
+        x, λ, moments = tensors["x"], tensors["multipliers"], moments_of(tensors)
+        return replace(state, x=x, multipliers=λ, moments=moments, step=end, history=history)
 
     def prepare(self, state: State) -> Executor:
         """The executor of steps. Each number of candidates gets chunks that are as large as memory allows."""

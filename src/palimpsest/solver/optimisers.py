@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,10 +25,19 @@ class Optimiser(ABC):
     """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape."""
 
     learning_rate: float
+    powers: ClassVar[dict[str, int]]  # the memory: by name, the power of the gradient that is averaged
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < float("inf"):
+            raise InvalidInputError(f"the learning rate is {self.learning_rate}; give a positive number")
+
     def init(self, parameter: Tensor) -> Moments:
         """The memory before the first step."""
+        return {name: torch.zeros_like(parameter) for name in self.powers}
+
+    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
+        """The memory of a parameter whose gradients were ``scale`` times as large."""
+        return {name: moments[name] * scale**power for name, power in self.powers.items()}
 
     @abstractmethod
     def pace(self, step: int, factor: float) -> Pace:
@@ -37,10 +46,6 @@ class Optimiser(ABC):
     @abstractmethod
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         """Change the parameter and the memory in place by one step."""
-
-    @abstractmethod
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        """The memory of a parameter whose gradients were ``scale`` times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,16 +65,11 @@ class Adam(Optimiser):
         tensor([0.5000, 0.5000])
     """
 
+    powers: ClassVar[dict[str, int]] = {"mean": 1, "square": 2}
     learning_rate: float = 0.02
     β1: float = 0.9
     β2: float = 0.999
     ε: float = 1e-12
-
-    def __post_init__(self) -> None:
-        _require_positive(self.learning_rate)
-
-    def init(self, parameter: Tensor) -> Moments:
-        return {"mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
 
     def pace(self, step: int, factor: float) -> Pace:
         return Pace(factor * self.learning_rate / (1 - self.β1**step), 1 / (1 - self.β2**step))
@@ -78,9 +78,6 @@ class Adam(Optimiser):
         mean = moments["mean"].lerp_(gradient, 1 - self.β1)
         square = moments["square"].mul_(self.β2).addcmul_(gradient, gradient, value=1 - self.β2)
         parameter.addcdiv_(mean, (square * pace.unbias).sqrt_().add_(self.ε).div_(-pace.rate))
-
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,25 +89,12 @@ class SGD(Optimiser):
         momentum: the share of the velocity that is kept at each step.
     """
 
+    powers: ClassVar[dict[str, int]] = {"velocity": 1}
     learning_rate: float
     momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        _require_positive(self.learning_rate)
-
-    def init(self, parameter: Tensor) -> Moments:
-        return {"velocity": torch.zeros_like(parameter)}
 
     def pace(self, step: int, factor: float) -> Pace:
         return Pace(factor * self.learning_rate)
 
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         parameter.sub_(pace.rate * moments["velocity"].mul_(self.momentum).add_(gradient))
-
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        return {"velocity": moments["velocity"] * scale}
-
-
-def _require_positive(learning_rate: float) -> None:
-    if not 0 < learning_rate < float("inf"):
-        raise InvalidInputError(f"the learning rate is {learning_rate}; give a positive number")

@@ -88,9 +88,9 @@ class TrainingProblem:
     def curvature(self, θ: Mapping[str, Tensor], direction: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
         """Largest eigenvalue of JᵀDJ (+ δ), by power iteration, and the direction for the next estimate.
 
-        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a separable one, and
-        for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. This bounds the curvature of log L. It is at
-        least about ‖∇F‖², which keeps steps short if one image dominates and F looks straight.
+        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a separable one,
+        and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. This bounds the curvature of log L. It is
+        at least about ‖∇F‖², which keeps steps short if one image dominates and F looks straight.
         """
 
         def function(θ: dict[str, Tensor]) -> Tensor:
