@@ -61,13 +61,7 @@ def _limit() -> int:
 
 
 def require_memory(needed: int, *, of: str, remedy: str) -> None:
-    """Refuse work that needs more memory than there is.
-
-    >>> require_memory(1 << 60, of="a reconstruction", remedy="use fewer candidates")
-    Traceback (most recent call last):
-        ...
-    palimpsest.errors.ResourceError: a reconstruction needs about 1,152,922 TB of memory, ...; use fewer candidates
-    """
+    """Refuse work that needs more memory than there is."""
     available = available_memory()
     if needed > available:
         raise ResourceError(f"{of} needs about {size(needed)} of memory, but {size(available)} are free; {remedy}")

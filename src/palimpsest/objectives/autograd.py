@@ -105,10 +105,12 @@ def adjoint(
         return torch.autograd.grad(total(parts), inputs, create_graph=differentiable, materialize_grads=True)
 
 
-def pushed(represent: Callable[[Tensor], Parameters], x: Tensor, direction: Tensor) -> Parameters:
-    """Jv = Σ_i (∂v/∂x_i) direction_i: the adjoint is linear in u, and its derivative in u is J."""
-    x = leaf(x)
-    v = represent(x)
+def pushed(
+    represent: Callable[..., Parameters], point: tuple[Tensor, Tensor, Tensor | None], direction: Tensor
+) -> Parameters:
+    """Jv = Σ_i (∂v/∂x_i) direction_i at (x, λ, labels): the adjoint is linear in u, and its derivative in u is J."""
+    x = leaf(point[0])
+    v = represent(x, *point[1:])
     u = {name: leaf(torch.zeros_like(t)) for name, t in v.items()}
     (back,) = adjoint(v, (x,), u, differentiable=True)
     if not back.requires_grad:  # no trained parameter depends on the candidates

@@ -183,12 +183,9 @@ class Objective(ABC):
         x, λ = x.detach(), multipliers.detach()
         layers, r, chunks = self.bind(x, λ, labels).layers, self.residual(x, λ, labels), self.chunks(x, λ, labels)
 
-        def pushed(direction: Tensor, x: Tensor, λ: Tensor, labels: Tensor | None) -> Parameters:
-            return autograd.pushed(partial(self._represent, multipliers=λ, labels=labels), x, direction)
-
         def product(direction: Tensor) -> Tensor:
             parts = list(zip(chunks, direction.split(len(chunks[0][0])), strict=True))
-            Jv = self._weigh(_total(pushed(part, *chunk) for chunk, part in parts))
+            Jv = self._weigh(_total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts))
             rows = [
                 self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
                 for chunk, part in parts

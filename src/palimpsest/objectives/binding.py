@@ -40,9 +40,8 @@ def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | 
     if known is not None and known.shapes == shapes and len(multipliers) == len(x):
         objective.label_kind.check(labels, len(x), known.outputs)
         return known
-    with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
-        _check_fit(objective, x, multipliers, labels)
-        outputs = objective.outputs(x.detach()[:1]).shape[1]
+    with matrix_products(tf32=False, device=x.device):  # outputs can then be compared to many digits
+        outputs = _check_fit(objective, x, multipliers, labels)
         return Bound(shapes, outputs, objective.dense_layers(x.detach()[:1]))
 
 
@@ -59,16 +58,20 @@ def _check_numbers(objective: Objective, x: Tensor, multipliers: Tensor, labels:
             raise InvalidInputError(f"the objective is {wanted}, but an argument is {found}; move one with .to(...)")
 
 
-def _check_fit(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
+def _check_fit(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> int:
+    """Try the network on a few candidates. Returns the number of its outputs."""
     some, y = x.detach()[:PROBE], None if labels is None else labels[:PROBE]
     objective.check_network(some)
-    objective.label_kind.check(labels, len(x), objective.outputs(some[:1]).shape[1])
+    outputs = objective.outputs(some[:1]).shape[1]
+    objective.label_kind.check(labels, len(x), outputs)
     expected = (len(x), *objective.multiplier_shape(some))
     if multipliers.shape != expected:
         raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; give them the shape {expected}")
     uneven = torch.linspace(0.5, 1.5, multipliers[: len(some)].numel()).to(multipliers)
-    if not any(bool(v.any()) for v in objective.explained(None, some, uneven.view_as(multipliers[:PROBE]), y).values()):
+    v = objective.explained(None, some, uneven.view_as(multipliers[:PROBE]), y)
+    if not any(bool(t.any()) for t in v.values()):
         raise NoGradientError(IGNORED)
+    return outputs
 
 
 def check_scalar(objective: Objective, φ: Tensor, outputs: Tensor) -> None:

@@ -114,14 +114,9 @@ class Reconstruction:
             check_candidates(tensors["images"], tensors["ids"])
             check_lineage(tensors["lineage"], tensors["ids"])
             check_history(description["history"])
-            return cls(
-                **{name: tensors[name].to(device) for name in TENSORS},
-                labels=tensors["labels"].to(device) if "labels" in tensors else None,
-                history=description["history"],
-                outcome=Ending(description["outcome"]),
-                loss=description["loss"],
-                certify=_cannot_certify,
-            )
+            fields: dict[str, Any] = {"labels": None} | {name: t.to(device) for name, t in tensors.items()}
+            outcome, history, loss = Ending(description["outcome"]), description["history"], description["loss"]
+            return cls(**fields, history=history, outcome=outcome, loss=loss, certify=_cannot_certify)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} does not hold a reconstruction ({error}); {remedy}") from error
 
@@ -138,9 +133,7 @@ class Reconstruction:
             shape = tuple(self.images.shape[1:])
             raise InvalidInputError(f"candidates of shape {shape} cannot be drawn; reconstruct with (C, H, W) images")
         images = self.images.detach().cpu()
-        if mean is not None:
-            images = images + mean.detach().to(images)
-        images = metrics.minmax(images)
+        images = metrics.minmax(images if mean is None else images + mean.detach().to(images))
         if truth is None:
             shown = images[:SHOWN]
             return _figure([shown], [""] * len(shown), f"{len(shown)} of {len(images)} candidates")
@@ -186,14 +179,15 @@ def refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
             unknown = next(iter(kwargs.keys() - signature.parameters.keys()), "")
             near = difflib.get_close_matches(unknown, signature.parameters, n=1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise InvalidInputError(f"pal.{function.__name__}: {error}{hint}; see help(pal.{function.__name__})") from error
+            known = ", ".join(signature.parameters)
+            raise InvalidInputError(f"pal.{function.__name__}: {error}{hint}; its arguments are {known}") from error
         return function(*args, **kwargs)
 
     return checked
 
 
 @refusing_unknown_keywords
-@torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
+@torch.inference_mode(False)  # the solver needs derivatives, whatever mode the caller is in
 def reconstruct(
     objective: Objective,
     *,
@@ -322,16 +316,11 @@ def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
 def _result(solver: Solver, state: State) -> Reconstruction:
     solver.prepare(state)
     objective = solver.final()
-    point = (state.x, state.multipliers, state.labels)
     return Reconstruction(
         images=solver.space.images(state.x),
-        multipliers=state.multipliers,
-        labels=state.labels,
-        ids=state.ids,
-        parents=state.parents,
-        lineage=state.lineage,
+        **{name: getattr(state, name) for name in ("multipliers", "labels", "ids", "parents", "lineage")},
         history=list(state.history),
         outcome=state.outcome or Ending.FINISHED,
-        loss=float(objective.loss(*point) / objective.target_norm_squared),
-        certify=partial(certify, objective, *point),
+        loss=float(objective.loss(*state.point) / objective.target_norm_squared),
+        certify=partial(certify, objective, *state.point),
     )

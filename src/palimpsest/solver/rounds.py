@@ -17,33 +17,22 @@ if TYPE_CHECKING:
 
 def next_round(solver: Solver, state: State, ended: Ending) -> State:
     """The state after a round of merging and splitting, or the end of the run. A phase has just ended."""
-    settings, rounds = solver.settings, solver.settings.rounds
-    policy, counts = settings.splitting, settings.counts_images
+    policy, rounds, counts = solver.settings.splitting, solver.settings.rounds, solver.settings.counts_images
     if policy is None or (state.round >= rounds and not counts):
         return replace(state, outcome=ended)
     solver.prepare(state)
     state, account = _merge(solver, state)
-    T2 = solver.T2
     if state.round >= rounds or "images" in account:  # no more splitting: the last phase follows or has just ended
-        L = float(solver.final().loss(*state.point) / T2)
-        event = _event(state, 0, 0.0, L - account["merging"], L, []) | account
+        L = float(solver.final().loss(*state.point) / solver.T2)
+        event = {"split": 0, "eta": 0.0, "before": L - account["merging"], "after": L, "eigenvalues": []}
         outcome, following = ended if state.round >= rounds else None, rounds
     else:
-        state, split, full = _split(solver, state, policy)
-        event = _event(state, len(split.chosen), split.eta, *full, (split.eigenvalues / T2).tolist()) | account
+        state, event = _split(solver, state, policy)
         # A phase that ended by itself, at a point that no split improves, is the end of the run.
-        stable = len(split.chosen) == 0 and ended is not Ending.FINISHED and policy.direction == "curvature"
+        stable = event["split"] == 0 and ended is not Ending.FINISHED and policy.direction == "curvature"
         outcome, following = Ending.STABLE if stable and not counts else None, state.round + 1
-    history = (*state.history, event)
+    history = (*state.history, {"step": state.step} | event | account)
     return replace(state, round=following, phase_start=state.step, history=history, outcome=outcome)
-
-
-def _event(
-    state: State, count: int, eta: float, before: float, after: float, eigenvalues: list[float]
-) -> dict[str, Any]:
-    """One entry of the history."""
-    numbers = {"step": state.step, "split": count, "eta": eta, "before": before, "after": after}
-    return numbers | {"eigenvalues": eigenvalues}
 
 
 def _merge(solver: Solver, state: State) -> tuple[State, dict[str, Any]]:
@@ -64,10 +53,8 @@ def _merge(solver: Solver, state: State) -> tuple[State, dict[str, Any]]:
     return fewer, {"merged": len(state.x) - len(merged.x), "merging": float(change / solver.T2)} | count
 
 
-def _split(
-    solver: Solver, state: State, policy: splitting.Splitting
-) -> tuple[State, splitting.Split, tuple[float, float]]:
-    """The state after a split, the split, and the full objective relative to ‖T‖² before and after it."""
+def _split(solver: Solver, state: State, policy: splitting.Splitting) -> tuple[State, dict[str, Any]]:
+    """The state after a split, and an account, relative to ‖T‖²."""
     generator = torch.Generator()
     generator.set_state(state.generator)
     objective = solver.first()  # as smooth as the phase to come: curvature is then felt from afar
@@ -77,10 +64,15 @@ def _split(
         penalty = solver.settings.prior_strength[0] * solver.prior.value(images, λ)
         return objective.loss(x, multipliers, labels) + solver.T2 * penalty
 
-    split = splitting.split(objective, *state.point, policy, full=full, generator=generator)
-    after = replace(_with_offspring(solver, state, split), generator=generator.get_state())
-    T2 = float(solver.T2)
-    return after, split, (split.before / T2, split.after / T2)
+    split, T2 = splitting.split(objective, *state.point, policy, full=full, generator=generator), float(solver.T2)
+    event: dict[str, Any] = {
+        "split": len(split.chosen),
+        "eta": split.eta,
+        "before": split.before / T2,
+        "after": split.after / T2,
+    }
+    event |= {"eigenvalues": (split.eigenvalues / solver.T2).tolist()}
+    return replace(_with_offspring(solver, state, split), generator=generator.get_state()), event
 
 
 def _with_offspring(solver: Solver, state: State, split: splitting.Split) -> State:
