@@ -95,7 +95,7 @@ class PolynomialNetwork(nn.Module):
             activation = (0.0,) * activation + (1.0,)
         self.coefficients = tuple(float(c) for c in activation)
         if len(self.coefficients) < 2 or self.coefficients[-1] == 0:
-            raise InvalidInputError("the activation is constant; give a degree of at least 1, or coefficients")
+            raise InvalidInputError("the activation must be a polynomial of degree at least 1; give its coefficients")
         self.W = nn.Parameter(torch.randn(neurons, dimension) / math.sqrt(dimension))
         self.a = nn.Parameter(torch.randn(neurons) / math.sqrt(neurons))
         self.b = nn.Parameter(torch.zeros(neurons)) if bias else None

@@ -54,7 +54,7 @@ class Execution:
     def resolved(self, device: torch.device, steps: int) -> Mode:
         """The mode, with "auto" decided for a device and a number of steps."""
         if "graph" in self.mode and device.type != "cuda":
-            raise InvalidInputError(f"{device} does not have CUDA graphs; choose eager")
+            raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager")
         if "compiled" in self.mode and not fusion.available(device):
             raise InvalidInputError(f"torch cannot compile for {device} here; choose eager or graph")
         if self.mode != "auto":
