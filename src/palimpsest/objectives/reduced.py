@@ -45,7 +45,8 @@ def reduce(
     P = _basis(x̄, Q)
     A, inverse = _metric(target[first].double() @ P, whitening)
     outside = target[first].double() - target[first].double() @ P @ P.T
-    own = {name: own for number, layer in enumerate(layers) for name, own in _names(layer, number)}
+    pairs = [(i, part, name) for i, layer in enumerate(layers) for part, name in vars(layer).items() if name]
+    own = {name: f"{2 * i}.{part}" for i, part, name in pairs}  # the names in nn.Sequential
 
     def renamed(values: Mapping[str, Tensor], basis: Tensor, last: Tensor) -> Parameters:
         W = aligned(values[first].double() @ basis, last).to(like)
@@ -77,16 +78,10 @@ def _metric(T: Tensor, p: float) -> tuple[Tensor, Tensor]:
     return s[:, None] * V.T, V / s
 
 
-def _names(layer: Layer, number: int) -> list[tuple[str, str]]:
-    """Names in the original network and in the stack."""
-    place = str(2 * number)
-    return [(layer.weight, f"{place}.weight"), *([(layer.bias, f"{place}.bias")] if layer.bias else [])]
-
-
 def _stack(layers: Sequence[Layer], θ: Parameters) -> nn.Sequential:
     modules: list[nn.Module] = []
-    for number, layer in enumerate(layers):
-        m, d = θ[dict(_names(layer, number))[layer.weight]].shape
+    for i, layer in enumerate(layers):
+        m, d = θ[f"{2 * i}.weight"].shape
         modules += [nn.utils.skip_init(nn.Linear, d, m, bias=layer.bias is not None), nn.ReLU()]
     stack = nn.Sequential(*modules[:-1]).to(next(iter(θ.values()))).eval().requires_grad_(False)
     stack.load_state_dict(θ)

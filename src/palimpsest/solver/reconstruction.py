@@ -253,6 +253,7 @@ def reconstruct(
         >>> pal.reconstruct(objective, image_shape=(1, 4, 4), candidates=8, steps=50, progress=False)
         Reconstruction(8 images of 1×4×4, loss ..., all steps were done)
     """
+    # Every argument that is a setting. A test compares names and defaults with the signature above.
     settings = Settings(**{name: value for name, value in locals().items() if name in Settings.__dataclass_fields__})
     if not isinstance(objective, Objective):
         kind = type(objective).__name__
