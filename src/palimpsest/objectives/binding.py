@@ -85,7 +85,7 @@ def check_scalar(objective: Objective, φ: Tensor, outputs: Tensor) -> None:
 def check_weights(model: nn.Module, target: Parameters, tangents: Sequence[Parameters]) -> None:
     """Refuse weights that nothing can be read from."""
     if not target:
-        raise NoGradientError("the network has no trainable parameter; set requires_grad on the trained ones")
+        raise NoGradientError("the network does not have a trainable parameter; set requires_grad on the trained ones")
     for name, values in [item for point in (target, *tangents) for item in point.items()]:
         if values.dtype not in (torch.float32, torch.float64):
             raise InvalidInputError(f"the weights of {name!r} are {values.dtype}; convert the model with .float()")
