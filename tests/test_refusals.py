@@ -17,13 +17,13 @@ X, Λ, Y = torch.randn(3, 4), torch.ones(3), torch.tensor([1, -1, 1])
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((torch.randn(3, 5), Λ, Y), "does not take images of shape 5"),
-        ((X, torch.ones(2), Y), "multipliers have shape"),
-        ((X, torch.ones(3, 2), Y), "multipliers have shape"),
-        ((X, Λ, torch.tensor([1, 0, 1])), "each −1 or 1"),
-        ((X, Λ, torch.tensor([1, -1])), "3 labels"),
-        ((X, Λ, None), "3 labels"),
-        ((X[:0], Λ[:0], Y[:0]), "at least one"),
+        ((torch.randn(3, 5), Λ, Y), "image_shape"),
+        ((X, torch.ones(2), Y), "multipliers"),
+        ((X, torch.ones(3, 2), Y), "multipliers"),
+        ((X, Λ, torch.tensor([1, 0, 1])), "labels"),
+        ((X, Λ, torch.tensor([1, -1])), "labels"),
+        ((X, Λ, None), "labels"),
+        ((X[:0], Λ[:0], Y[:0]), "candidates"),
         ((X.double(), Λ, Y), "float64"),
     ],
 )
@@ -34,14 +34,14 @@ def test_what_does_not_fit_together_is_refused(arguments, reason):
 
 @pytest.mark.parametrize("labels", [torch.tensor([0, 1, 3]), torch.tensor([0, -1, 2]), torch.tensor([0.0, 1.0, 2.0])])
 def test_class_labels_out_of_range_are_refused(labels):
-    with pytest.raises(InvalidInputError, match="from 0 to 2"):
+    with pytest.raises(InvalidInputError, match="labels"):
         pal.MulticlassKKT(pal.networks.MLP(4, (5,), outputs=3)).loss(X, Λ, labels)
 
 
 def test_methods_and_outputs_must_match():
-    with pytest.raises(InvalidInputError, match="one output"):
+    with pytest.raises(InvalidInputError, match="MulticlassKKT"):
         pal.KKT(pal.networks.MLP(4, (5,), outputs=3)).loss(X, Λ, Y)
-    with pytest.raises(InvalidInputError, match="one output per class"):
+    with pytest.raises(InvalidInputError, match="KKT"):
         pal.MulticlassKKT(MODEL).loss(X, Λ, torch.tensor([0, 0, 0]))
 
 
@@ -64,7 +64,7 @@ def test_weights_that_are_not_finite_are_refused():
 
 
 def test_a_network_without_gradients_is_refused():
-    with pytest.raises(NoGradientError, match="no trainable parameter"):
+    with pytest.raises(NoGradientError, match="requires_grad"):
         pal.KKT(pal.networks.MLP(4, (5,)).requires_grad_(False))
 
     class Deaf(torch.nn.Module):
@@ -75,7 +75,7 @@ def test_a_network_without_gradients_is_refused():
         def forward(self, x):
             return x.sum(1, keepdim=True)
 
-    with pytest.raises(NoGradientError, match="receives a gradient"):
+    with pytest.raises(NoGradientError):
         pal.KKT(Deaf()).loss(X, Λ, Y)
 
 
@@ -105,7 +105,7 @@ def test_initial_weights_that_are_none_are_refused(method, initial):
 
 
 def test_unchanged_weights_have_nothing_to_say():
-    with pytest.raises(InvalidInputError, match="clone the state dict"):
+    with pytest.raises(InvalidInputError, match="initial"):
         pal.NTK(MODEL, MODEL.state_dict())
 
 

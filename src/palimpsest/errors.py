@@ -1,7 +1,4 @@
-"""Everything that can go wrong by a user's doing, by name.
-
-Each message is one sentence that says what is wrong and what to do about it.
-"""
+"""Every error that a user can cause, by name. A message is one sentence that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -37,9 +34,11 @@ class NoGradientError(PalimpsestError):
 class DivergenceError(PalimpsestError):
     """The optimisation left the finite numbers."""
 
+    work = "the reconstruction"
+
     def __init__(self, step: int, advice: str) -> None:
         self.step = step
-        super().__init__(f"the reconstruction became non-finite at step {step}; {advice}")
+        super().__init__(f"{self.work} became non-finite at step {step}; {advice}")
 
 
 class CheckpointError(PalimpsestError):
@@ -47,15 +46,13 @@ class CheckpointError(PalimpsestError):
 
 
 class DataError(PalimpsestError):
-    """Data files that are missing, damaged, or too few for what was asked."""
+    """Data files that are missing, damaged, or too few."""
 
 
-class TrainingDivergedError(PalimpsestError):
+class TrainingDivergedError(DivergenceError):
     """Training left the finite numbers."""
 
-    def __init__(self, step: int, advice: str) -> None:
-        self.step = step
-        super().__init__(f"training became non-finite at step {step}; {advice}")
+    work = "training"
 
 
 class RunFolderError(PalimpsestError):
@@ -63,12 +60,12 @@ class RunFolderError(PalimpsestError):
 
 
 class StorageError(PalimpsestError, OSError):
-    """A file that could not be read or written; what stood there before is intact."""
+    """A file that could not be read or written; its earlier content is intact."""
 
 
 class ResourceError(PalimpsestError):
-    """Work that would not fit into the memory or onto the disk, refused before it begins."""
+    """Work that needs more memory or disk than there is; it is refused before it begins."""
 
 
 class NoCounterexampleError(PalimpsestError):
-    """No other data set was found that gives the same weights, which proves nothing."""
+    """No other dataset was found that gives the same weights. This does not prove that none exists."""

@@ -1,4 +1,4 @@
-"""The networks of the literature: multi-layer perceptrons and two-layer polynomial networks."""
+"""Multi-layer perceptrons and two-layer polynomial networks."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class MLP(nn.Module):
         self.image_shape = (image_shape,) if isinstance(image_shape, int) else tuple(image_shape)
         widths = [math.prod(self.image_shape), *hidden, outputs]
         if min(widths) < 1:
-            raise InvalidInputError(f"every layer needs at least one unit, but the widths are {widths}")
+            raise InvalidInputError(f"the widths are {widths}; give every layer at least one unit")
         depth = len(widths) - 1
         scales = [float(scale)] * depth if isinstance(scale, int | float) else [float(s) for s in scale]
         if len(scales) != depth:
@@ -90,14 +90,12 @@ class PolynomialNetwork(nn.Module):
     ) -> None:
         super().__init__()
         if dimension < 1 or neurons < 1:
-            raise InvalidInputError(f"dimension ({dimension}) and neurons ({neurons}) must be at least 1")
+            raise InvalidInputError(f"dimension is {dimension} and neurons is {neurons}; give at least 1")
         if isinstance(activation, int):
             activation = (0.0,) * activation + (1.0,)
         self.coefficients = tuple(float(c) for c in activation)
         if len(self.coefficients) < 2 or self.coefficients[-1] == 0:
-            raise InvalidInputError(
-                "the activation must be a polynomial of degree at least 1; give its degree, or its coefficients"
-            )
+            raise InvalidInputError("the activation must be a polynomial of degree at least 1; give its coefficients")
         self.W = nn.Parameter(torch.randn(neurons, dimension) / math.sqrt(dimension))
         self.a = nn.Parameter(torch.randn(neurons) / math.sqrt(neurons))
         self.b = nn.Parameter(torch.zeros(neurons)) if bias else None

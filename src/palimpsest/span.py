@@ -1,12 +1,11 @@
-"""How many images, and which space they span, read off the first layer's change.
+"""Number and space of the training images, from the change of the first layer.
 
-Every step of (stochastic) gradient descent, with or without momentum, adds to the first layer's (W_1, b_1) a matrix
-Σ_i (…)·(x_i, 1), whatever the depth, the loss and the number of steps. So from a known start the row space of
-(ΔW_1, Δb_1) lies in span{(x_i, 1)}. It is all of it, and its rank the number of training images, unless images are
-linearly dependent or the network never told some of them apart (those that activate the same units throughout move
-the layer as one); the rank then counts what can be told apart, and no method can read more out of this layer.
+Every step of (stochastic) gradient descent, with or without momentum, adds a matrix Σ_i (…)·(x_i, 1) to the first
+layer's (W_1, b_1), whatever the depth and the loss. So the row space of (ΔW_1, Δb_1) lies in span{(x_i, 1)}. Its rank
+is the number of training images, unless these are linearly dependent or some always activate the same units. The rank
+then counts what the layer distinguishes, and no method can read more out of it.
 
-With weight decay the same holds for W_1 − c·W_1(0), c being the total shrinkage of the initial weights.
+With weight decay the same holds for W_1 − c·W_1(0), where c is the total shrinkage of the initial weights.
 """
 
 from __future__ import annotations
@@ -32,18 +31,12 @@ DRIFT = 300.0  # rounding errors add up over a training; this many of them still
 class Span:
     """The space of the training images, or why it cannot be read."""
 
-    samples: int | None
-    """Number of training images that the layer tells apart, or None where the spectrum has no gap."""
-    subspace: Subspace | None = field(repr=False)
-    """x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`."""
-    gap: float
-    """σ_n / σ_{n+1} of the first layer's change: the evidence."""
-    singular_values: Tensor = field(repr=False)
-    """σ_1 ≥ σ_2 ≥ … of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant input columns."""
-    shrinkage: float
-    """c: 1 without weight decay."""
-    reason: str
-    """One sentence on what was found."""
+    samples: int | None  # the number of training images that the layer distinguishes; None without a gap
+    subspace: Subspace | None = field(repr=False)  # x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`
+    gap: float  # σ_n / σ_{n+1} of the first layer's change: the evidence
+    singular_values: Tensor = field(repr=False)  # of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant inputs
+    shrinkage: float  # c: 1 without weight decay
+    reason: str  # one sentence on the result
 
 
 def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequence[int] | None = None) -> Span:
@@ -76,13 +69,12 @@ def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequen
     """
     names = first_dense_layer(model, image_shape)
     if names is None:
-        raise InvalidInputError("no dense layer of the network sees whole images, so that its change would span them;"
-                                " if one does, give image_shape")  # fmt: skip
+        raise InvalidInputError("no dense layer of the network sees whole images; if one does, give image_shape")
     final, start, has_bias, rounding = _matrices(model, initial, names)
-    if has_bias and torch.equal(final[:, -1], start[:, -1]):  # a frozen bias says nothing
+    if has_bias and torch.equal(final[:, -1], start[:, -1]):  # a frozen bias does not hold a trace of the images
         final, start, has_bias = final[:, :-1], start[:, :-1], False
     reading = _read(final, start, 1.0, has_bias, rounding)
-    if reading.samples is None and start.any():  # no gap as it stands; perhaps the initial weights have decayed
+    if reading.samples is None and start.any():  # perhaps the initial weights have decayed
         decayed = _read(final, start, _shrinkage(final, start), has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
@@ -91,8 +83,8 @@ def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequen
 def first_dense_layer(model: nn.Module, image_shape: Sequence[int] | None = None) -> list[str] | None:
     """The names of the weights and of the bias, if any, of the dense layer that sees the images themselves.
 
-    Its inputs must be whole images and depend on no parameter. It must be called once, and share its weights with no
-    other layer, because their change would else have other sources than the images. None if there is no such layer.
+    Its inputs must be whole images that do not depend on parameters. It must be called once and must not share its
+    weights, because their change would then have other sources than the images. None if there is no such layer.
     """
     shapes = _possible_shapes(model) if image_shape is None else [tuple(image_shape)]
     calls = next(filter(None, (_dense_calls(model, shape) for shape in shapes)), [])
@@ -107,12 +99,12 @@ def first_dense_layer(model: nn.Module, image_shape: Sequence[int] | None = None
 
 
 def _names(layer: nn.Module) -> tuple[str, str]:
-    """What a dense layer calls its weights and its bias."""
+    """The names of a dense layer's weights and bias."""
     return ("W", "b") if isinstance(layer, PolynomialNetwork) else ("weight", "bias")
 
 
 def _possible_shapes(model: nn.Module) -> list[tuple[int, ...]]:
-    """What the network says, else flat images of each length that one of its dense layers takes."""
+    """The network's own image_shape, else flat images of each length that one of its dense layers takes."""
     if (own := getattr(model, "image_shape", None)) is not None:
         return [tuple(own)]
     layers = (layer for layer in model.modules() if isinstance(layer, DENSE))
@@ -120,7 +112,7 @@ def _possible_shapes(model: nn.Module) -> list[tuple[int, ...]]:
 
 
 def _dense_calls(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, bool]]:
-    """Each call of a dense layer for images of this shape, and whether it sees them; none if the network fails."""
+    """Each call of a dense layer for images of this shape, and whether it sees them. Empty if the network fails."""
     calls: list[tuple[str, bool]] = []
 
     def watch(name: str, layer: nn.Module, inputs: Tensor) -> None:
@@ -129,14 +121,14 @@ def _dense_calls(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, bo
         calls.append((name, W is not None and whole and W.shape[1] == inputs[0].numel()))
 
     try:
-        model = copy.deepcopy(model).requires_grad_()  # so that what depends on any parameter requires a gradient
+        model = copy.deepcopy(model).requires_grad_()  # then whatever depends on a parameter requires a gradient
         for name, layer in model.named_modules():
             if isinstance(layer, DENSE):
                 layer.register_forward_pre_hook(lambda m, args, name=name: watch(name, m, args[0]))
         images = 0.2 * torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
         with torch.enable_grad():
             model(images.to(next(model.parameters())))
-    except Exception:  # it is the user's code: it may raise anything on images of another shape
+    except Exception:  # the user's code may raise anything on images of another shape
         return []
     return calls
 
@@ -144,16 +136,18 @@ def _dense_calls(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, bo
 def _matrices(
     model: nn.Module, initial: Mapping[str, Tensor], names: Sequence[str]
 ) -> tuple[Tensor, Tensor, bool, float]:
-    """(W_1, b_1) after and before training as float64 matrices, and the size of one rounding error of theirs."""
+    """(W_1, b_1) after and before training in float64, whether there is a bias, and the size of a rounding error."""
     matrices = []
     for source in (dict(model.named_parameters()), initial):
         if missing := [n for n in names if n not in source]:
-            raise InvalidInputError(f"the initial weights lack {missing[0]!r}; give a full state dict")
+            raise InvalidInputError(f"the initial weights do not hold {missing[0]!r}; give a full state dict")
         parts = [source[n].detach().double() for n in names]
         matrices.append(torch.cat([parts[0], *(v[:, None] for v in parts[1:])], dim=1))
     final, start = matrices
     if final.shape != start.shape:
-        raise InvalidInputError(f"the first layer is {tuple(final.shape)} but was {tuple(start.shape)} initially")
+        raise InvalidInputError(
+            f"the first layer has shape {tuple(final.shape)}, but {tuple(start.shape)} in initial; give its own weights"
+        )
     if not bool(final.isfinite().all() and start.isfinite().all()):
         raise NonFiniteError("the first layer contains NaN or infinity; check the file or the training")
     rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(final.square().mean().sqrt())
@@ -164,8 +158,7 @@ def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: floa
     change = final - c * start
     varying = change[:, _varying(change, has_bias, rounding)]
     σ = torch.linalg.svdvals(varying)
-    # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d); below that, as in
-    # units and inputs that never moved, there is nothing to compare.
+    # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).
     noise = rounding * (varying.shape[0] ** 0.5 + varying.shape[1] ** 0.5)
     ratios = (σ[:-1] / σ[1:].clamp_min(noise)).masked_fill(σ[1:] > DRIFT * noise, 0.0)
     n = int(ratios.argmax()) + 1 if len(ratios) else 0
@@ -177,9 +170,9 @@ def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: floa
 
 
 def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:
-    """Columns of inputs that varied. One that was constant moved in proportion to the bias, or not at all.
+    """The columns of inputs that varied. A constant one moved in proportion to the bias, or not at all.
 
-    Such columns cap the rank whatever the number of images, and their gap would pass for an answer.
+    Constant columns would limit the rank whatever the number of images, and their gap would look like an answer.
     """
     inputs = change[:, :-1] if has_bias else change
     bias = change[:, -1:] if has_bias else torch.zeros_like(change[:, :1])
@@ -197,7 +190,7 @@ def _shrinkage(final: Tensor, start: Tensor) -> float:
     spread = eigenvalues[window - 1 :] - eigenvalues[: len(eigenvalues) - window + 1]
     tightest = int(spread.argmin()) if len(spread) else 0
     c = float(eigenvalues[tightest : tightest + window].median())
-    for _ in range(3):  # polish: in the directions that moved least, W is c·W(0) and nothing else
+    for _ in range(3):  # polish: in the directions that moved least, W is c·W(0)
         still = torch.linalg.svd(final - c * start, full_matrices=False)[2][-window:].T
         c = float(((final @ still) * (start @ still)).sum() / (start @ still).square().sum())
     return c

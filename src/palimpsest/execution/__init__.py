@@ -12,11 +12,10 @@ import torch
 
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import fusion
-from palimpsest.execution.eager import Eager, Program, Tensors
-from palimpsest.execution.graph import Graph
+from palimpsest.execution.graph import Graph, Program, Tensors, copies
 from palimpsest.execution.precision import matrix_products
 
-WORTH_COMPILING = 20_000  # steps: compiling takes some ten to thirty seconds, and then saves a third of each
+WORTH_COMPILING = 20_000  # steps: compiling takes ten to thirty seconds and saves a third of each step
 
 log = logging.getLogger("palimpsest")
 Mode = Literal["auto", "eager", "graph", "compiled-graph"]
@@ -69,35 +68,36 @@ class Execution:
         return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
 
     def matrix_precision(self, device: torch.device) -> AbstractContextManager[None]:
-        """Within it, matrix products round to TF32 or not, as asked."""
+        """Within it, matrix products use TF32 or not."""
         return matrix_products(tf32=self.tf32, device=device)
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode; eagerly if that fails and it may fall back."""
+    """Runs programs, many times in a row, in the chosen mode; eagerly if a graph fails and it may fall back."""
 
     def __init__(self, programs: Mapping[str, Program], mode: Mode, *, may_fall_back: bool) -> None:
         self.mode, self._programs, self._may_fall_back = mode, programs, may_fall_back
-        self._runner: Graph | Eager = (Graph if "graph" in mode else Eager)(programs)
+        self._graph = Graph(programs) if "graph" in mode else None
 
     def run(
         self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None
     ) -> tuple[Tensors, list[Tensors]]:
-        """The tensors after the programs named in ``plan``, and what these returned; those given stay as they are.
-
-        Each program is given its row of the schedule.
-        """
+        """New tensors after the programs named in ``plan``, each with its row of the schedule, and their results."""
         first = next(iter(tensors.values()))
         schedule = torch.zeros(len(plan), 1, device=first.device) if schedule is None else schedule
         with torch.no_grad(), fusion.fused("compiled" in self.mode):
             try:
-                return self._runner.run(tensors, plan, schedule)
+                if self._graph is not None:
+                    return self._graph.run(tensors, plan, schedule)
             except UnsupportedNetworkError as error:
-                if not self._may_fall_back or self.mode == "eager":
+                if not self._may_fall_back:
                     raise
                 log.warning("%s (%s); continuing in the slower mode eager", error, _first_line(error.__cause__))
-        self.mode, self._runner = "eager", Eager(self._programs)
-        return self.run(tensors, plan, schedule)
+                self.mode, self._graph = "eager", None
+        with torch.no_grad():
+            tensors = copies(tensors)
+            results = [self._programs[name](tensors, row) for name, row in zip(plan, schedule, strict=True)]
+        return tensors, [result for result in results if result]
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -1,7 +1,7 @@
 """Elementwise work, written once and run plainly or as one compiled kernel.
 
-A function marked :class:`fusible` is an ordinary function. Within :func:`fused` it is compiled by torch on its first
-call, for tensors of any size, so that a chain of elementwise operations reads and writes memory once.
+Within :func:`fused`, torch compiles a :class:`fusible` function on its first call, for tensors of any size. A chain of
+elementwise operations then reads and writes memory once.
 """
 
 from __future__ import annotations
@@ -14,20 +14,14 @@ from typing import Any
 
 import torch
 
-MOST_VARIANTS = 1000  # of a function, by types and options of its arguments; a long session may see many
+MOST_VARIANTS = 1000  # of a function, by types and options of its arguments; a long session needs many
 _fusing = False
 
 
 class fusible:  # noqa: N801 - a decorator
     """Marks a function of tensors, without autograd inside, as one that may be compiled.
 
-    It should not change single numbers in place: torch 2.13 takes those for constants on a CPU, and loses the change.
-
-    >>> @fusible
-    ... def sum_of_squares(a, b):
-    ...     return a * a + b * b
-    >>> sum_of_squares(torch.tensor(3.0), torch.tensor(4.0))
-    tensor(25.)
+    It must not change single numbers in place: torch 2.13 takes those for constants on a CPU, and loses the change.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -1,24 +1,27 @@
 """Many steps without the host: programs are captured once as CUDA graphs and replayed.
 
-A graph is bound to the memory it was captured on, so it works on buffers of its own. The schedule lies on the device
-too, and a counter there says which of its rows is next.
+A graph is bound to its memory, so it has its own buffers. The schedule and a counter of its rows lie on the device too.
 """
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from palimpsest.errors import UnsupportedNetworkError
-from palimpsest.execution.eager import Program, Tensors, copies, shapes
+
+Tensors = dict[str, Tensor]
+Program = Callable[[Tensors, Tensor], Tensors | None]
+"""Changes the tensors in place, with the numbers in a row of the schedule. It must not read values back from the
+device. It may return tensors to record."""
 
 ROWS = 4096  # of the schedule on the device
-CAPTURE = "waits for the host as it computes, which a CUDA graph cannot; use the execution mode eager"
-WARM_UP = 2  # runs before capturing: libraries initialise themselves, kernels are compiled
+CAPTURE = "waits for the host, which a CUDA graph cannot do; use the execution mode eager"
+WARM_UP = 2  # runs before capturing, in which libraries start and kernels are compiled
 
 
 class Graph:
@@ -31,9 +34,10 @@ class Graph:
         self._results: dict[str, Tensors] = {}
 
     def run(self, tensors: Tensors, plan: Sequence[str], schedule: Tensor) -> tuple[Tensors, list[Tensors]]:
-        if not self._graphs or shapes(tensors) != shapes(self._buffers):
+        if not self._graphs or _shapes(tensors) != _shapes(self._buffers):
             self._capture(tensors, schedule)
-        _copy(tensors, self._buffers)
+        for name, t in tensors.items():
+            self._buffers[name].copy_(t)
         results = []
         for start in range(0, len(plan), ROWS):
             rows = schedule[start : start + ROWS]
@@ -41,7 +45,7 @@ class Graph:
             self._next.zero_()
             for name in plan[start : start + ROWS]:
                 self._graphs[name].replay()
-                if self._results[name]:  # read now: all that is sent after it runs while the host looks at them
+                if self._results[name]:  # read now: the steps after it run while the host waits
                     results.append({key: t.cpu() for key, t in self._results[name].items()})
         return copies(self._buffers), results
 
@@ -76,7 +80,7 @@ class Graph:
 
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
-    """A graph of an earlier run that Python happens to free while another is captured would spoil the capture."""
+    """Python must not free a graph of an earlier run while another is captured: that would break the capture."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -86,6 +90,9 @@ def _nothing_collected() -> Iterator[None]:
             gc.enable()
 
 
-def _copy(source: Tensors, into: Tensors) -> None:
-    for name, t in source.items():
-        into[name].copy_(t)
+def copies(tensors: Tensors) -> Tensors:
+    return {name: t.clone(memory_format=torch.contiguous_format) for name, t in tensors.items()}
+
+
+def _shapes(tensors: Tensors) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (t.shape, t.dtype) for name, t in tensors.items()}

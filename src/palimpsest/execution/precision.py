@@ -1,4 +1,4 @@
-"""The numbers that matrix products are done in."""
+"""The precision of matrix products."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 
 @contextmanager
 def matrix_products(*, tf32: bool, device: torch.device) -> Iterator[None]:
-    """Within it, float32 matrix products on CUDA are done in TF32, or not; the setting before is restored."""
+    """Within it, float32 matrix products on CUDA use TF32, or not. The earlier setting is restored."""
     if device.type != "cuda":
         yield
         return
-    # torch refuses to read allow_tf32 once a program has set fp32_precision, but not the other way round.
+    # Not allow_tf32: torch refuses to read it once a program has set fp32_precision.
     backends: Any = torch.backends
     settings = (backends.cuda.matmul, backends.cudnn.conv, backends.cudnn.rnn)
     before = [setting.fp32_precision for setting in settings]

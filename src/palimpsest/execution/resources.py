@@ -1,4 +1,4 @@
-"""Is there room? Memory and disk are looked at before work begins, so that hours of it do not end in a crash."""
+"""Free memory and disk. Work that does not fit is refused before it begins."""
 
 from __future__ import annotations
 
@@ -14,23 +14,22 @@ from palimpsest.errors import ResourceError
 
 MEMORY_INFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
-RESERVE = 64 << 20  # bytes of disk that stay free: what surrounds the work writes too
+RESERVE = 64 << 20  # bytes of disk that stay free for other programs
 
 
 def available_memory() -> int:
-    """Bytes that this process may still take: what the machine, its container and its limits leave."""
+    """Bytes that this process may still take within the limits of machine, container and process."""
     return max(0, min(_machine(), _container(), _limit()))
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that memory ran out. On a CPU, torch raises a plain RuntimeError.
+    """Whether memory ran out. On a CPU, torch raises a plain RuntimeError.
 
     >>> out_of_memory(RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"))
     True
     """
-    said = str(error)
-    told = "DefaultCPUAllocator" in said or "not enough memory" in said
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and told)
+    on_cpu = "DefaultCPUAllocator" in str(error) or "not enough memory" in str(error)
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or (isinstance(error, RuntimeError) and on_cpu)
 
 
 def _machine() -> int:
@@ -47,8 +46,8 @@ def _container() -> int:
             (CONTAINER / f"memory.{name}").read_text(encoding="utf-8") for name in ("max", "current", "stat")
         )
         cached = next(int(line.split()[1]) for line in detail.splitlines() if line.startswith("inactive_file "))
-        return int(most) - int(used) + cached  # files that were read are counted as used, but make way
-    except (OSError, ValueError, StopIteration):  # no container, or one without a limit ("max")
+        return int(most) - int(used) + cached  # cached files count as used, but the kernel frees them
+    except (OSError, ValueError, StopIteration):  # not in a container, or without a limit ("max")
         return sys.maxsize
 
 
@@ -62,31 +61,25 @@ def _limit() -> int:
 
 
 def require_memory(needed: int, *, of: str, remedy: str) -> None:
-    """Refuse work that needs more memory than there is.
-
-    >>> require_memory(1 << 60, of="a reconstruction", remedy="use fewer candidates")
-    Traceback (most recent call last):
-        ...
-    palimpsest.errors.ResourceError: a reconstruction needs about 1,152,922 TB of memory, ...; use fewer candidates
-    """
+    """Refuse work that needs more memory than there is."""
     available = available_memory()
     if needed > available:
         raise ResourceError(f"{of} needs about {size(needed)} of memory, but {size(available)} are free; {remedy}")
 
 
 def require_disk(folder: Path | str, needed: int, *, of: str) -> None:
-    """Refuse work that will write more than the folder's disk has room for."""
+    """Refuse work that writes more than fits on the folder's disk."""
     place = Path(folder).absolute()
     while not place.exists():
         place = place.parent
     free = shutil.disk_usage(place).free
     if needed + RESERVE > free:
-        raise ResourceError(f"{of} needs about {size(needed + RESERVE)} of disk, but {folder} has {size(free)};"
-                            " make room or choose a folder on another disk")  # fmt: skip
+        there = f"needs about {size(needed + RESERVE)} of disk, but {folder} has {size(free)}"
+        raise ResourceError(f"{of} {there}; free some space or choose a folder on another disk")
 
 
 def size(count: int) -> str:
-    """Bytes as one says them.
+    """Bytes in a readable unit.
 
     >>> size(999), size(1_500_000), size(23_000_000_000)
     ('1 kB', '1.5 MB', '23 GB')

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor, nn
 
-from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives import Objective, weighting
 from palimpsest.objectives.labels import Binary, Unlabelled
 
 
@@ -19,14 +18,12 @@ class KKT(Objective):
 
         θ = Σ_i λ_i y_i ∇_θ Φ(θ, x_i),   λ ≥ 0.
 
+    `Objective` explains ``initial``, ``sharpness`` and ``weights``.
+
     Args:
         model: the trained network, with one output unless ``signed``.
-        signed: use the form for any loss with weight decay (Buzaglo et al. 2024): candidates have no labels and
-            multipliers of either sign, one for each output.
-        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
-        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
+        signed: use the form for any loss with weight decay (Buzaglo et al. 2024): candidates do not have labels, and
+            multipliers have either sign, one for each output.
 
     Examples:
         >>> import torch
@@ -37,8 +34,6 @@ class KKT(Objective):
         tensor(True)
     """
 
-    linear = True
-
     def __init__(
         self,
         model: nn.Module,
@@ -48,10 +43,9 @@ class KKT(Objective):
         sharpness: float | None = None,
         weights: weighting.Weights = None,
     ) -> None:
-        θ = parameters_of(model)
         self.signed = signed
         self.label_kind = Unlabelled() if signed else Binary()
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
+        super().__init__(model, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         if self.signed:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives import Objective
 from palimpsest.objectives.labels import Classes
 
 
@@ -17,12 +14,10 @@ class MulticlassKKT(Objective):
 
         θ = Σ_i λ_i ∇_θ [Φ_{y_i}(θ, x_i) − max_{j≠y_i} Φ_j(θ, x_i)],   λ ≥ 0.
 
+    `Objective` explains ``initial``, ``sharpness`` and ``weights``.
+
     Args:
         model: the trained network, with one output for each class.
-        initial: the initial weights, if known. Only ``weights="auto"`` uses them.
-        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
 
     Examples:
         >>> import torch
@@ -35,17 +30,6 @@ class MulticlassKKT(Objective):
 
     signed = False
     label_kind = Classes()
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        initial: Mapping[str, Tensor] | None = None,
-        sharpness: float | None = None,
-        weights: weighting.Weights = None,
-    ) -> None:
-        θ = parameters_of(model)
-        super().__init__(model, target=θ, tangents=θ, sharpness=sharpness, weights=weights, initial=initial)
 
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
         assert labels is not None

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, matching, parameters_of
-from palimpsest.objectives.labels import Unlabelled
+from palimpsest.objectives.base import Objective, parameters_of
+from palimpsest.objectives.binding import matching
 
 
 class NTK(Objective):
@@ -20,7 +20,7 @@ class NTK(Objective):
         θ − θ_0 = Σ_i λ_i ∇_θ Φ(θ_0 + t(θ − θ_0), x_i),   multipliers of either sign.
 
     The midpoint t = ½ represents the whole path better than either end. Several points represent it better still, and
-    cost proportionally more.
+    cost proportionally more. `Objective` explains ``sharpness`` and ``weights``.
 
     Args:
         model: the trained network.
@@ -29,9 +29,6 @@ class NTK(Objective):
             outputs adds an axis of length C.
         whitening: from 0 to 1, for a search within the span of the images. 1 lets all directions of the first layer
             count alike, and 0 leaves them as they are. The loss is then measured in that metric.
-        sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
 
     Examples:
         >>> import torch
@@ -41,10 +38,6 @@ class NTK(Objective):
         >>> objective.loss(torch.randn(3, 4), torch.zeros(3, 2)) == objective.target_norm_squared
         tensor(True)
     """
-
-    signed = True
-    linear = True
-    label_kind = Unlabelled()
 
     def __init__(
         self,

@@ -24,11 +24,12 @@ from palimpsest.errors import NoGradientError
 from palimpsest.execution.precision import matrix_products
 from palimpsest.objectives import dense, smoothing
 
-IGNORED = "no parameter receives a gradient from the outputs; the network ignores its weights"
+IGNORED = "no parameter receives a gradient from the outputs; check that the network uses its weights"
 # The fused kernels of attention cannot be differentiated twice; the plain one can.
 _DIFFERENTIABLE_ATTENTION = partial(sdpa_kernel, SDPBackend.MATH)
 
-# Threads may share a network. It is used by one at a time, because functional_call puts parameters into it.
+# Threads may share a network, and functional_call puts parameters into it, so one thread uses it at a time. One lock
+# serves all networks: torch keeps the choice of attention kernels for the process, and another thread would undo it.
 _FORWARD = threading.RLock()
 
 Parameters = dict[str, Tensor]
@@ -79,18 +80,14 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
 def represent(
     φ: Callable[[Parameters], Tensor], nodes: Sequence[tuple[Parameters, Tensor]], *, differentiable: bool
 ) -> Parameters:
-    """v = Σ_s ∇_θ Σ_i λ_is φ_i(θ_s), with a graph if it is to be differentiated in what φ and λ depend on."""
+    """v = Σ_s ∇_θ Σ_i λ_is φ_i(θ_s), with a graph if v is to be differentiated further."""
     names, points = list(nodes[0][0]), [{name: leaf(t) for name, t in θ.items()} for θ, _ in nodes]
     with torch.enable_grad():  # around the parts of several tangents too, or they lose their graph
         value = total([(λ * φ(θ)).sum() for θ, (_, λ) in zip(points, nodes, strict=True)])
         if not value.requires_grad:
             raise NoGradientError(IGNORED)
-        grads = torch.autograd.grad(
-            value,
-            [θ[name] for θ in points for name in names],
-            create_graph=differentiable,
-            materialize_grads=True,
-        )
+        inputs = [θ[name] for θ in points for name in names]
+        grads = torch.autograd.grad(value, inputs, create_graph=differentiable, materialize_grads=True)
         return {name: total(grads[i :: len(names)]) for i, name in enumerate(names)}
 
 
@@ -99,7 +96,7 @@ def adjoint(
 ) -> tuple[Tensor, ...]:
     """(∂v/∂input)ᵀ u for each input; zero for those that v does not depend on.
 
-    As the gradient of ⟨v, u⟩: torch imports a library of symbolic algebra, a second or more, when given cotangents.
+    It is the gradient of ⟨v, u⟩. Given cotangents instead, torch would import a library of symbolic algebra first.
     """
     with torch.enable_grad():
         parts = [torch.dot(value.flatten(), u[name].flatten()) for name, value in v.items() if value.requires_grad]
@@ -108,11 +105,15 @@ def adjoint(
         return torch.autograd.grad(total(parts), inputs, create_graph=differentiable, materialize_grads=True)
 
 
-def pushed(v: Parameters, x: Tensor, direction: Tensor) -> Parameters:
-    """Jv = Σ_i (∂v/∂x_i) direction_i: the adjoint is linear in u, and its derivative in u is J."""
+def pushed(
+    represent: Callable[..., Parameters], point: tuple[Tensor, Tensor, Tensor | None], direction: Tensor
+) -> Parameters:
+    """Jv = Σ_i (∂v/∂x_i) direction_i at (x, λ, labels): the adjoint is linear in u, and its derivative in u is J."""
+    x = leaf(point[0])
+    v = represent(x, *point[1:])
     u = {name: leaf(torch.zeros_like(t)) for name, t in v.items()}
     (back,) = adjoint(v, (x,), u, differentiable=True)
-    if not back.requires_grad:  # nothing that was trained depends on the candidates
+    if not back.requires_grad:  # no trained parameter depends on the candidates
         return {name: t.detach() for name, t in u.items()}
     with torch.enable_grad():
         along = torch.dot(back.flatten(), direction.flatten())

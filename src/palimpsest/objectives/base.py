@@ -1,22 +1,21 @@
-"""One objective for every method: target, tangent points and a scalar per candidate.
+"""One objective for every method.
 
 With f_s(x) = ∇_θ φ_s(θ_s, x, y) for each *slot* s (a tangent point, an output, or both),
 
     r = T − Σ_i Σ_s λ_is f_s(x_i)          residual
-    L = Σ_p w_p ‖r_p‖²                     reconstruction loss over the named parameters p
+    L = Σ_p w_p ‖r_p‖²                     loss over the named parameters p
 
-No f is ever built. The represented vector v = Σ λ f is one backward pass. Its adjoint, a second backward pass over
-the same graph, gives both gradients at once,
+No f is ever stored. The represented vector v = Σ λ f is one backward pass. A second pass, over the graph of the first,
+is the adjoint of (x, λ) ↦ v. It gives both gradients at once:
 
-    ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩,
+    ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩.
 
-and the curvature that splitting needs, S(x_i) = −2 ∇²_x Σ_s λ_is g_is with r held fixed, is a third: its graph is
-built once and serves every product of a Lanczos run. (Forward-mode derivatives of g need as many matrix products,
-but their graph cannot be kept, and torch runs them at half the speed.)
+A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed. Its graph is built once and
+serves every product of a Lanczos run.
 
-Any network is differentiated by :mod:`palimpsest.objectives.autograd`, a stack of dense layers by
-:mod:`palimpsest.objectives.dense`; :meth:`Objective.bind` chooses. Candidates may be taken in chunks: v adds up over
-them, and given r each chunk's gradients are its own.
+:mod:`palimpsest.objectives.binding` checks the arguments and chooses the engine: `dense` for stacks of dense layers,
+`autograd` for any other network. Candidates may be taken in chunks: v adds up over them, and given r each chunk's
+gradients are its own.
 """
 
 from __future__ import annotations
@@ -25,50 +24,25 @@ import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
-from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
-from palimpsest.execution.precision import matrix_products
-from palimpsest.objectives import autograd, dense, reduced, weighting
-from palimpsest.objectives.autograd import IGNORED, Network, Operator, Parameters, Sharpness
+from palimpsest.errors import InvalidInputError
+from palimpsest.objectives import autograd, binding, dense, reduced, weighting
+from palimpsest.objectives.autograd import Network, Operator, Parameters, Sharpness
+from palimpsest.objectives.binding import Bound
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 
-PROBE = 64  # candidates on which a network is tried before it is used on all
+Layers = tuple[dense.Layer, ...] | None
 
 
 def parameters_of(model: nn.Module) -> Parameters:
-    """The trainable parameters by name. A frozen one was not trained, so it holds no trace of the data."""
+    """The trainable parameters by name. A frozen one was not trained, so it does not hold a trace of the data."""
     return {name: θ.detach() for name, θ in model.named_parameters() if θ.requires_grad}
-
-
-def matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Parameters:
-    """The initial weights under the names of the final ones; InvalidInputError if they belong to another network."""
-    if not isinstance(initial, Mapping):
-        raise InvalidInputError(f"the initial weights are a {type(initial).__name__}; give its state_dict()")
-    for name, θ in final.items():
-        if name not in initial or initial[name].shape != θ.shape:
-            has = tuple(initial[name].shape) if name in initial else "nothing"
-            raise InvalidInputError(
-                f"the initial weights hold {has} for {name!r}, where the network has {tuple(θ.shape)}"
-            )
-    return {name: initial[name].detach().to(θ) for name, θ in final.items()}
-
-
-@dataclass(frozen=True)
-class Bound:
-    """The shapes for which an objective was checked, and the engine that differentiates it there."""
-
-    shapes: tuple
-    """Of one candidate and of its multipliers, with the kind of number and the device."""
-    outputs: int
-    stack: dense.Stack | None
-    """The dense layers, if the network is a stack of them; None stands for autograd."""
 
 
 class Objective(ABC):
@@ -80,11 +54,12 @@ class Objective(ABC):
 
     Args:
         model: the network. It is copied and put in evaluation mode.
-        target: T, keyed like ``model.named_parameters()``. It names the parameters that take part.
-        tangents: the point θ at which f is taken, or a sequence of points, each with its own multipliers.
+        target: T, keyed like ``model.named_parameters()``. Only these parameters take part. None is the trained θ.
+        tangents: the point at which f is taken, or several, each with its own multipliers. None is the trained θ.
         sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
-        weights: the weight w_p of each parameter in the loss, by name (1 if not named), or ``"auto"``.
-        initial: the initial weights, if known. Automatic weights use them.
+        weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
+            ``"auto"`` lowers the weight of parameters that training images explain badly.
+        initial: the initial weights, a state dict, if known. Only ``weights="auto"`` uses them.
 
     Examples:
         >>> from palimpsest.networks import MLP
@@ -95,40 +70,34 @@ class Objective(ABC):
         True
     """
 
-    signed: bool = True
-    """Whether multipliers may be negative; if not, the solver keeps them at or above zero."""
+    signed: bool = True  # whether multipliers may be negative; if not, the solver keeps them at or above zero
+    label_kind: Labels = Unlabelled()  # the labels that candidates carry
+    whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
 
-    linear: bool = False
-    """Whether φ(Φ) = cΦ for a network with one output, which spares its second derivatives."""
-
-    label_kind: Labels = Unlabelled()
-    """What labels candidates carry."""
-
-    whitening: float = 0.0
-    """How far the directions of the first layer are made to count alike, within a subspace: 0 not at all, 1 fully."""
-
-    @torch.inference_mode(False)  # what is kept can be differentiated, in whatever mode it was made
+    @torch.inference_mode(False)  # the copies can then be differentiated, in whatever mode the caller is
     def __init__(
         self,
         model: nn.Module,
         *,
-        target: Mapping[str, Tensor],
-        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+        target: Mapping[str, Tensor] | None = None,
+        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
         sharpness: float | None = None,
         weights: weighting.Weights = None,
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
+        target = parameters_of(model) if target is None else target
+        tangents = parameters_of(model) if tangents is None else tangents
         points = [tangents] if isinstance(tangents, Mapping) else list(tangents)
         self._several_tangents = not isinstance(tangents, Mapping)
         self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
         self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
-        self.initial = None if initial is None else matching(initial, self.target)
+        self.initial = None if initial is None else binding.matching(initial, self.target)
         self.sharpness: Sharpness = sharpness
         self.chunk: int | None = None
         self._space: Parametrisation | None = None
         self._may_be_dense = True
         self._bound: Bound | None = None  # dropped by every copy, see `_changed`
-        self._refuse_unusable_weights(model)
+        binding.check_weights(model, self.target, self.tangents)
         self.weights = weighting.resolve(weights, self.target, self.unexplained)
         self._network = Network(copy.deepcopy(model).eval().requires_grad_(False))
 
@@ -137,17 +106,17 @@ class Objective(ABC):
         """φ of each candidate from the network's outputs (k, C): shape (k,), or (k, C) for one per output."""
 
     def unexplained(self) -> dict[str, float]:
-        """v_p, for automatic weights: the mean square of what no training image explains of T_p."""
+        """v_p, for automatic weights: the mean square of the part of T_p that no training image explains."""
         return weighting.remnants(self.target, self.initial)
 
     # --- the loss and its derivatives ------------------------------------------------------------
 
     def represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
-        """v = Σ_i Σ_s λ_is f_s(x_i): what the candidates explain of the target, by one backward pass."""
+        """v = Σ_i Σ_s λ_is f_s(x_i): the part of the target that the candidates explain, by one backward pass."""
         bound = self.bind(x, multipliers, labels)
         if x.requires_grad or multipliers.requires_grad:
             return self._represent(x, multipliers, labels)
-        return self._explained(bound.stack, x, multipliers, labels)
+        return self.explained(bound.layers, x, multipliers, labels)
 
     def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """r = T − v, keyed by parameter name."""
@@ -172,29 +141,24 @@ class Objective(ABC):
     def residual_and_gradients(
         self, bound: Bound, x: Tensor, multipliers: Tensor, labels: Tensor | None
     ) -> tuple[Parameters, Tensor, Tensor]:
-        """(r, ∂L/∂x, ∂L/∂λ) without any check: what a solver asks for at every step.
+        """(r, ∂L/∂x, ∂L/∂λ) without any check. The solver calls it at every step.
 
         The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g).
         """
         chunks = self.chunks(x, multipliers, labels)
         if len(chunks) == 1:
-            v, adjoint = self._linearise(bound.stack, *chunks[0])
-            r = self._minus(v) if bound.stack is None else self._minus(v, out=v)
+            v, adjoint = self._linearise(bound.layers, *chunks[0])
+            r = self._minus(v)
             λ_grad_g, g = adjoint(self._weigh(r))
         else:
-            r = self._minus(self._explained(bound.stack, x, multipliers, labels))
+            r = self._minus(self.explained(bound.layers, x, multipliers, labels))
             u = self._weigh(r)
-            parts = [self._linearise(bound.stack, *chunk)[1](u) for chunk in chunks]
+            parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
             λ_grad_g, g = map(torch.cat, zip(*parts, strict=True))
         return r, -2 * λ_grad_g, -2 * g
 
     def curvature(
-        self,
-        x: Tensor,
-        multipliers: Tensor,
-        labels: Tensor | None = None,
-        *,
-        residual: Parameters | None = None,
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
     ) -> Operator:
         """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual."""
         x = autograd.leaf(x)
@@ -209,7 +173,7 @@ class Objective(ABC):
             return self._hessian_in_chunks(x, multipliers, labels)
         x = autograd.leaf(x)
         loss = self.loss(x, multipliers.detach(), labels)
-        if not loss.requires_grad:  # nothing that was trained depends on the candidates
+        if not loss.requires_grad:  # no trained parameter depends on the candidates
             return torch.zeros_like
         (dx,) = torch.autograd.grad(loss, x, create_graph=True, materialize_grads=True)
         return autograd.directional(dx, x)
@@ -217,13 +181,13 @@ class Objective(ABC):
     def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
         """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
         x, λ = x.detach(), multipliers.detach()
-        stack, r, chunks = self.bind(x, λ, labels).stack, self.residual(x, λ, labels), self.chunks(x, λ, labels)
+        layers, r, chunks = self.bind(x, λ, labels).layers, self.residual(x, λ, labels), self.chunks(x, λ, labels)
 
         def product(direction: Tensor) -> Tensor:
             parts = list(zip(chunks, direction.split(len(chunks[0][0])), strict=True))
-            Jv = self._weigh(_total(self._push(*chunk, part) for chunk, part in parts))
+            Jv = self._weigh(_total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts))
             rows = [
-                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(stack, *chunk)[1](Jv)[0]
+                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
                 for chunk, part in parts
             ]
             return torch.cat(rows)
@@ -235,7 +199,101 @@ class Objective(ABC):
         """Σ_p w_p ‖T_p‖²: the loss without candidates. Reported losses are relative to it."""
         return self.norm_squared(self.target)
 
-    # --- the space of the candidates, and their numbers ------------------------------------------
+    def norm_squared(self, r: Parameters) -> Tensor:
+        """Σ_p w_p ‖r_p‖²."""
+        return autograd.total([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
+
+    # --- the pieces ------------------------------------------------------------------------------
+
+    def _φ(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        φ = self.scalar(outputs, labels)
+        binding.check_scalar(self, φ, outputs)
+        return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
+
+    def _nodes(self, multipliers: Tensor) -> list[tuple[Parameters, Tensor]]:
+        """(θ_s, λ_s) for each tangent point."""
+        λs = multipliers.unbind(1) if self._several_tangents else (multipliers,)
+        return list(zip(self.tangents, λs, strict=True))
+
+    def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
+        """v by autograd, with a graph if x or λ asks for derivatives."""
+
+        def φ(θ: Parameters) -> Tensor:
+            return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
+
+        differentiable = x.requires_grad or multipliers.requires_grad
+        with torch.enable_grad():
+            return autograd.represent(φ, self._nodes(multipliers), differentiable=differentiable)
+
+    def _linearise(
+        self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> tuple[Parameters, dense.Adjoint]:
+        """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
+        if layers is None:
+            x, λ = autograd.leaf(x), autograd.leaf(multipliers)
+            v = self._represent(x, λ, labels)
+            return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
+        images, φ = self._images(x), partial(self._φ, labels=labels)
+        v, on_images = dense.linearise(layers, self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
+
+        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+            d_images, g = on_images(u)
+            d_images = d_images.view_as(images)
+            return d_images if self._space is None else self._space.pulled_back(d_images), g.view_as(multipliers)
+
+        return v, pulled_back
+
+    def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
+        """v without a graph and without any check, added up over the chunks."""
+        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
+        return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
+
+    def _minus(self, v: Parameters) -> Parameters:
+        return {name: t - v[name] for name, t in self.target.items()}
+
+    def _weigh(self, r: Parameters) -> Parameters:
+        return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}
+
+    # --- candidates: their space, outputs, multipliers and chunks -----------------------------------
+
+    def _images(self, x: Tensor) -> Tensor:
+        return x if self._space is None else self._space.images(x)
+
+    def outputs(self, x: Tensor) -> Tensor:
+        """The (smoothed) network's outputs (k, C) at the first tangent point."""
+        return self._network(self.tangents[0], self._images(x), self.sharpness)
+
+    def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
+        """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
+        outputs = self.outputs(x[:1])
+        labels = self.label_kind.balanced(1, outputs.shape[1])
+        slots = tuple(self._φ(outputs, None if labels is None else labels.to(x.device)).shape[1:])
+        return (len(self.tangents), *slots) if self._several_tangents else slots
+
+    def chunks(
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """The candidates in groups of at most ``chunk``, all in one by default."""
+        size = self.chunk or len(x)
+        groups = [slice(start, start + size) for start in range(0, len(x), size)]
+        return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
+
+    def bind(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Bound:
+        """Raise a named error unless the arguments fit the network; choose the engine when their shapes are new."""
+        self._bound = bound = binding.bind(self, x, multipliers, labels, self._bound)
+        return bound
+
+    def check_network(self, x: Tensor) -> None:
+        """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
+        self._network.check(self._images(x), self.sharpness)
+
+    def dense_layers(self, x: Tensor) -> Layers:
+        """The layers, if the network is a stack of dense ones and all of them take part."""
+        layers = self._network.dense_layers(self._images(x)) if self._may_be_dense else None
+        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
+        return layers if names == set(self.target) else None
+
+    # --- the same objective elsewhere --------------------------------------------------------------
 
     def within(self, space: Parametrisation) -> Self:
         """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c.
@@ -245,40 +303,18 @@ class Objective(ABC):
         if self._space is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         space = space.to(self.device, self.dtype)
-        if isinstance(space, Subspace) and (smaller := self._reduced(space)):
-            return self._changed(
-                _network=Network(smaller.network),
-                _space=smaller.space,
-                target=smaller.target,
-                tangents=smaller.tangents,
-                weights=smaller.weights,
-            )
+        if isinstance(space, Subspace):
+            self.check_network(space.offset[None])
+            if layers := self.dense_layers(space.offset[None]):
+                known = (self.target, self.tangents, self.weights, self.whitening)
+                network, space, target, tangents, weights = reduced.reduce(layers, space, *known)
+                parts = {"target": target, "tangents": tangents, "weights": weights}
+                return self._changed(_network=Network(network), _space=space, **parts)
         if self.whitening:
             raise InvalidInputError(
-                "whitening needs a stack of dense layers, all of them trained, and within=pal.span(…).subspace"
+                "whitening needs trained dense layers and a subspace; give within=pal.span(…).subspace"
             )
         return self._changed(_space=space)
-
-    def _reduced(self, space: Subspace) -> reduced.Reduction | None:
-        images = space.offset[None]
-        self.check_network(images)
-        layers = self._dense_layers(images)
-        parts = (self.target, self.tangents, self.weights, self.whitening)
-        return reduced.reduce(layers, space, *parts) if layers else None
-
-    def _changed(self, **attributes: Any) -> Self:
-        """A copy with other attributes. It is bound to no shapes, because its engine may be another one."""
-        other = copy.copy(self)
-        vars(other).update(attributes, _bound=None)
-        return other
-
-    def chunks(
-        self, x: Tensor, multipliers: Tensor, labels: Tensor | None
-    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """The candidates in groups of at most ``chunk``, all in one by default."""
-        size = self.chunk or len(x)
-        groups = [slice(start, start + size) for start in range(0, len(x), size)]
-        return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
 
     @torch.inference_mode(False)
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
@@ -290,6 +326,16 @@ class Objective(ABC):
             tangents=[{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents],
         )
 
+    def by_autograd(self) -> Self:
+        """The same objective, differentiated as any network is, even if its layers are dense."""
+        return self._changed(_may_be_dense=False)
+
+    def _changed(self, **attributes: Any) -> Self:
+        """A copy with other attributes. It is not bound to shapes, because its engine may be another one."""
+        other = copy.copy(self)
+        vars(other).update(attributes, _bound=None)
+        return other
+
     @property
     def device(self) -> torch.device:
         return next(iter(self.target.values())).device
@@ -298,175 +344,12 @@ class Objective(ABC):
     def dtype(self) -> torch.dtype:
         return next(iter(self.target.values())).dtype
 
-    def by_autograd(self) -> Self:
-        """The same objective, differentiated as any network is, even if its layers are dense."""
-        return self._changed(_may_be_dense=False)
-
-    # --- what fits -------------------------------------------------------------------------------
-
-    def outputs(self, x: Tensor) -> Tensor:
-        """The (smoothed) network's outputs (k, C) at the first tangent point."""
-        return self._network(self.tangents[0], self._images(x), self.sharpness)
-
-    def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
-        outputs = self.outputs(x[:1])
-        labels = self.label_kind.balanced(1, outputs.shape[1])
-        slots = tuple(self._φ_of(outputs, None if labels is None else labels.to(x.device)).shape[1:])
-        return (len(self.tangents), *slots) if self._several_tangents else slots
-
-    def bind(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Bound:
-        """Raise a named error unless the arguments fit the network; choose the engine when their shapes are new.
-
-        The network is tried once for each shape, whatever the number of candidates and their labels.
-        """
-        self._check_numbers(x, multipliers, labels)
-        shapes, bound = (x.shape[1:], multipliers.shape[1:], x.dtype, x.device), self._bound
-        if bound is not None and bound.shapes == shapes and len(multipliers) == len(x):
-            self.label_kind.check(labels, len(x), bound.outputs)
-            return bound
-        with matrix_products(tf32=False, device=x.device):  # so that outputs can be compared to many digits
-            self._check_fit(x, multipliers, labels)
-            outputs = self.outputs(x.detach()[:1]).shape[1]
-            self._bound = bound = Bound(shapes, outputs, self._engine(x.detach()[:1], outputs))
-        return bound
-
-    def _engine(self, x: Tensor, outputs: int) -> dense.Stack | None:
-        """The dense layers if the network is a stack of them, else None: autograd."""
-        layers = self._dense_layers(self._images(x))
-        output = dense.LinearOutput if self.linear and outputs == 1 else dense.Output
-        return None if layers is None else dense.Stack(layers, output)
-
-    def _dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
-        """The layers, if the network is a stack of dense ones and all of them take part."""
-        layers = self._network.dense_layers(images) if self._may_be_dense else None
-        names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
-        return layers if names == set(self.target) else None
-
-    def _check_numbers(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
-        if torch.is_inference_mode_enabled():
-            raise InvalidInputError("an objective needs derivatives; call it outside of torch.inference_mode()")
-        if not (x.is_floating_point() and multipliers.is_floating_point()):
-            raise InvalidInputError("candidates and multipliers must be floating-point numbers")
-        if x.ndim < 2 or len(x) == 0:
-            raise InvalidInputError(f"candidates have shape {tuple(x.shape)}; give at least one, as (k, *image_shape)")
-        for given in (x, multipliers, *(() if labels is None else (labels.to(x.dtype),))):
-            if given.dtype == self.dtype and given.device == self.device:
-                continue
-            raise InvalidInputError(
-                f"candidates, multipliers or labels are {given.dtype} on {given.device} but the objective is "
-                f"{self.dtype} on {self.device}; move one of them with .to(...)"
-            )
-
-    def _check_fit(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
-        plain = x.detach()[:PROBE]
-        self.check_network(plain)
-        self.label_kind.check(labels, len(x), self.outputs(plain[:1]).shape[1])
-        expected = (len(x), *self.multiplier_shape(plain))
-        if multipliers.shape != expected:
-            raise InvalidInputError(f"multipliers have shape {tuple(multipliers.shape)}; this problem needs {expected}")
-        uneven = torch.linspace(0.5, 1.5, plain.shape[0] * multipliers[0].numel()).to(multipliers)
-        uneven = uneven.reshape(len(plain), *multipliers.shape[1:])
-        some = None if labels is None else labels[:PROBE]
-        if not any(bool(v.any()) for v in self._explained(None, plain, uneven, some).values()):
-            raise NoGradientError(IGNORED)
-
-    def check_network(self, x: Tensor) -> None:
-        """Raise a named error unless the network can be differentiated as the method needs, at such candidates."""
-        self._network.check(self._images(x), self.sharpness)
-
     def identity(self) -> list[object]:
-        """Everything that tells this problem from another, for whoever saves a state of it."""
+        """Everything that distinguishes this problem from another. A saved state carries its hash."""
         kind = [type(self), self.signed, self.label_kind, self._several_tangents]
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         settings = {name: value for name, value in public.items() if name not in ("sharpness", "chunk")}
         return [*kind, settings, self._network.state_dict()]
-
-    def _refuse_unusable_weights(self, model: nn.Module) -> None:
-        if not self.target:
-            raise NoGradientError("the network has no trainable parameter; set requires_grad on what was trained")
-        for name, values in [item for point in (self.target, *self.tangents) for item in point.items()]:
-            if values.dtype not in (torch.float32, torch.float64):
-                raise InvalidInputError(f"the weights of {name!r} are {values.dtype}; convert the model with .float()")
-            if not bool(values.isfinite().all()):
-                raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
-        if not any(bool(t.any()) for t in self.target.values()):
-            raise InvalidInputError("the target is zero, so there is nothing to read; give the weights after training")
-        if isinstance(model, torch.jit.ScriptModule):
-            raise UnsupportedNetworkError("", "is compiled TorchScript, which hides its layers; pass the Python module")
-
-    # --- the pieces ------------------------------------------------------------------------------
-
-    def _images(self, x: Tensor) -> Tensor:
-        return x if self._space is None else self._space.images(x)
-
-    def _in_coordinates(self, d_images: Tensor) -> Tensor:
-        return d_images if self._space is None else self._space.pulled_back(d_images)
-
-    def _nodes(self, multipliers: Tensor) -> list[tuple[Parameters, Tensor]]:
-        """(θ_s, λ_s) for each tangent point."""
-        λs = multipliers.unbind(1) if self._several_tangents else (multipliers,)
-        return list(zip(self.tangents, λs, strict=True))
-
-    def _φ_of(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
-        φ = self.scalar(outputs, labels)
-        if not isinstance(φ, Tensor) or φ.ndim > 2 or φ.shape[:1] != outputs.shape[:1]:
-            shape = tuple(φ.shape) if isinstance(φ, Tensor) else type(φ).__name__
-            raise InvalidInputError(
-                f"{type(self).__name__}.scalar returned {shape} for outputs of shape {tuple(outputs.shape)}; "
-                "it must return one number for each image, or a row of them"
-            )
-        return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
-
-    def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
-        """v by autograd, with a graph if x or λ asks for derivatives."""
-
-        def φ(θ: Parameters) -> Tensor:
-            return self._φ_of(self._network(θ, self._images(x), self.sharpness), labels)
-
-        differentiable = x.requires_grad or multipliers.requires_grad
-        with torch.enable_grad():
-            return autograd.represent(φ, self._nodes(multipliers), differentiable=differentiable)
-
-    def _linearise(
-        self, stack: dense.Stack | None, x: Tensor, multipliers: Tensor, labels: Tensor | None
-    ) -> tuple[Parameters, dense.Adjoint]:
-        """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
-        if stack is None:
-            x, λ = autograd.leaf(x), autograd.leaf(multipliers)
-            v = self._represent(x, λ, labels)
-            return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
-        images, φ = self._images(x), partial(self._φ_of, labels=labels)
-        v, on_images = dense.linearise(stack, self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
-
-        def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-            d_images, g = on_images(u)
-            return self._in_coordinates(d_images.view_as(images)), g.view_as(multipliers)
-
-        return v, pulled_back
-
-    def _push(self, x: Tensor, multipliers: Tensor, labels: Tensor | None, direction: Tensor) -> Parameters:
-        """Jv = Σ_i (∂v/∂x_i) direction_i."""
-        x = autograd.leaf(x)
-        return autograd.pushed(self._represent(x, multipliers, labels), x, direction)
-
-    def _explained(
-        self, stack: dense.Stack | None, x: Tensor, multipliers: Tensor, labels: Tensor | None
-    ) -> Parameters:
-        """v without a graph, added up over the chunks."""
-        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
-        return _total(self._represent(*c) if stack is None else self._linearise(stack, *c)[0] for c in chunks)
-
-    def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
-        """T − v, in the memory of ``out`` if given."""
-        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
-
-    def _weigh(self, r: Parameters) -> Parameters:
-        return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}
-
-    def norm_squared(self, r: Parameters) -> Tensor:
-        """Σ_p w_p ‖r_p‖²."""
-        return autograd.total([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
 
 
 def _total(parts: Iterable[Parameters]) -> Parameters:

@@ -1,4 +1,4 @@
-"""Stacks of dense layers, differentiated by hand: the fewest matrix products a step can do with.
+"""Stacks of dense layers, differentiated by hand with the fewest matrix products.
 
 For Φ(x) = W_L h_{L−1}, h_l = σ(z_l), z_l = W_l h_{l−1} + b_l, h_0 = x, one candidate's share of v = ∇_θ λφ(Φ(x)) is
 
@@ -9,10 +9,8 @@ and the adjoint, applied to R (that is w∘r), is ∇_x and ∇_λ of λ times t
     ż_l = R_l h_{l−1} + W_l ḣ_{l−1},   ḣ_l = σ'(z_l) ∘ ż_l                                   (ḣ_0 = 0)
     z̄_l = σ'(z_l) ∘ h̄_l + σ''(z_l) ∘ u_l ∘ ż_l,   h̄_{l−1} = W_lᵀ z̄_l + R_lᵀ δ_l,   x̄ = h̄_0.
 
-The δ and u of the first pass serve the second, so that a d–m–m–1 network takes 5·kdm + 7·km² multiply-adds. Several
-tangent nodes share x and R: what is linear in δ_1 is done once for their sum, and R_1 x once for all.
-
-A network of any make is recognised by what it computes, not by its class; see :func:`recognise`.
+The second pass uses the δ and u of the first, so a d–m–m–1 network takes 5·kdm + 7·km² multiply-adds. Several tangent
+nodes share x and R: products that are linear in δ_1 are done once for their sum, and R_1 x once for all.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ from palimpsest.objectives.smoothing import REACH, Smoothed, softplus
 
 Parameters = dict[str, Tensor]
 Adjoint = Callable[[Mapping[str, Tensor]], tuple[Tensor, ...]]
-ALIGNED = 8  # numbers
+ALIGNED = 8  # numbers in a row: tensor cores work on multiples of it
 Scalar = Callable[[Tensor], Tensor]
 
 
@@ -44,19 +42,11 @@ class Layer:
     bias: str | None
 
 
-@dataclass(frozen=True)
-class Stack:
-    """Dense layers in a row, and how the last of them is differentiated."""
-
-    layers: tuple[Layer, ...]
-    output: type[Output]
-
-
 def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     """The layers of a network that is x ↦ W_L σ(… σ(W_1 x + b_1) …) + b_L with ReLUs σ, or None for any other.
 
-    With its ReLUs smoothed such a network is analytic, so that what holds for a few random inputs holds for all. They
-    are tried in float64: what is not the same is then not nearly the same either.
+    The network is recognised by its outputs, not by its class. With smoothed ReLUs it is analytic, so agreement on few
+    random inputs in float64 means agreement on all.
     """
     network = copy.deepcopy(network).double().requires_grad_(False)
     calls: list[tuple[str, Tensor, Tensor]] = []
@@ -68,7 +58,7 @@ def recognise(network: nn.Module, x: Tensor) -> tuple[Layer, ...] | None:
     try:
         with torch.no_grad(), Smoothed(β):
             outputs = network(probe).reshape(len(probe), -1)
-    except (Exception, SystemExit):  # it is the user's code, and need not work in float64
+    except (Exception, SystemExit):  # the user's code need not work in float64
         return None
     parameters = dict(network.named_parameters())
     names = [(f"{name}.weight".lstrip("."), f"{name}.bias".lstrip(".")) for name, _, _ in calls]
@@ -92,7 +82,7 @@ def _note(calls: list[tuple[str, Tensor, Tensor]], name: str, _: nn.Module, args
 
 
 def aligned(rows: Tensor, last: Tensor) -> Tensor:
-    """Rows with a last column, filled up with zeros to a length that tensor cores can work on."""
+    """Rows with a last column, padded with zeros to a length that suits tensor cores."""
     return F.pad(torch.cat([rows, last], 1), (0, -(rows.shape[1] + 1) % ALIGNED))
 
 
@@ -102,7 +92,7 @@ def _same(a: Tensor, b: Tensor) -> bool:
 
 @dataclass
 class _Pass:
-    """One tangent node's forward and backward pass; lists are indexed by layer, l = 0 … L."""
+    """The forward and backward pass of one tangent node; lists are indexed by layer, l = 0 … L."""
 
     W: list[Tensor]
     h: list[Tensor]
@@ -113,23 +103,15 @@ class _Pass:
 
 
 def linearise(
-    stack: Stack,
+    layers: Sequence[Layer],
     nodes: Sequence[tuple[Mapping[str, Tensor], Tensor]],
     scalar: Scalar,
     x: Tensor,
     β: float | Tensor | None,
 ) -> tuple[Parameters, Adjoint]:
-    """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i), and the map R ↦ (x̄, λ̄); λ̄ keeps a node axis where there are several.
-
-    Args:
-        stack: the layers that :func:`recognise` returned, and their output.
-        nodes: (θ_s, λ_s) for each tangent node.
-        scalar: φ from the network's outputs.
-        x: (k, d).
-        β: sharpness of the smoothed ReLUs; None for plain ones.
-    """
-    layers, L = stack.layers, len(stack.layers)
-    passes = [_forward_and_back(stack, θ, λ, scalar, x, β) for θ, λ in nodes]
+    """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d), and the map R ↦ (x̄, λ̄). Several nodes add an axis to λ̄."""
+    L = len(layers)
+    passes = [_forward_and_back(layers, θ, λ, scalar, x, β) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
     v = {}
     for j, layer in enumerate(layers, start=1):
@@ -151,7 +133,7 @@ def linearise(
             for j in range(L - 1, 0, -1):
                 h̄ = p.δ[j + 1] @ R[layers[j].weight]
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
-                z̄ = _bent(h̄, p.slope[j], p.up[j], ż[j], β)
+                z̄ = _curved(h̄, p.slope[j], p.up[j], ż[j], β)
             if z̄ is not None:
                 x̄.append((z̄, p.W[1]))
         return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
@@ -160,10 +142,10 @@ def linearise(
 
 
 def _forward_and_back(
-    stack: Stack, θ: Mapping[str, Tensor], λ: Tensor, scalar: Scalar, x: Tensor, β: float | Tensor | None
+    layers: Sequence[Layer], θ: Mapping[str, Tensor], λ: Tensor, scalar: Scalar, x: Tensor, β: float | Tensor | None
 ) -> _Pass:
-    layers, L = stack.layers, len(stack.layers)
-    W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] only fill the place
+    L = len(layers)
+    W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] are not used
     h, slope = [x], [x]
     for j, layer in enumerate(layers, start=1):
         z = _affine(h[-1], layer, θ)
@@ -171,7 +153,7 @@ def _forward_and_back(
             h_j, slope_j = _rectified(z, β)
             h.append(h_j)
             slope.append(slope_j)
-    output = stack.output(z, λ, scalar)
+    output = Output(z, λ, scalar)
     up, δ = [x] * (L + 1), [output.δ] * (L + 1)
     for j in range(L - 1, 0, -1):
         up[j] = δ[j + 1] @ W[j + 1]
@@ -189,20 +171,9 @@ class Output:
         self.δ = self._δ_L.detach()
 
     def adjoint(self, Φ̇: Tensor) -> tuple[Tensor | None, Tensor]:
-        """∂/∂Φ, None where φ is linear, and ∂/∂λ."""
+        """∂/∂Φ, None if φ is linear, and ∂/∂λ."""
         z̄, λ̄ = torch.autograd.grad(self._δ_L, (self._Φ, self._λ), Φ̇, allow_unused=True)
         return z̄, λ̄
-
-
-class LinearOutput(Output):
-    """The same for φ(Φ) = cΦ of a single output, without autograd, whose bookkeeping takes longer than the numbers."""
-
-    def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
-        self._c = scalar(torch.ones_like(Φ))
-        self.δ = (self._c * λ)[:, None]
-
-    def adjoint(self, Φ̇: Tensor) -> tuple[None, Tensor]:
-        return None, self._c * Φ̇[:, 0]
 
 
 def _affine(h: Tensor, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
@@ -217,30 +188,22 @@ def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return total
 
 
+@fusible
 def _rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
     """σ(z) and σ'(z)."""
-    return (z.relu(), (z > 0).to(z)) if β is None else _smoothly_rectified(z, β)
-
-
-def _bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
-    """σ' ∘ h̄ + σ'' ∘ u ∘ ż."""
-    return h̄ * slope if β is None else _smoothly_bent(h̄, slope, u, ż, β)
-
-
-@fusible
-def _smoothly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
-    """For the softplus σ of :mod:`palimpsest.objectives.smoothing`."""
+    if β is None:
+        return z.relu(), (z > 0).to(z)
     y = (z * β).clamp_min_(-REACH)
     slope = y.sigmoid()
     if y.is_cuda:
         return F.softplus(y, beta=1, threshold=REACH) / β, slope
-    # log(1 + eʸ) = max(y, 0) − log σ'(|y|), to an ulp of 1: torch's softplus does not use the vector units of a CPU
+    # log(1 + eʸ) = max(y, 0) − log σ'(|y|): torch's softplus does not use the vector units of a CPU
     larger = 1 - slope
     torch.maximum(slope, larger, out=larger)
     return y.relu_().sub_(larger.log_()).div_(β), slope
 
 
 @fusible
-def _smoothly_bent(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor) -> Tensor:
-    """With σ'' = β σ'(1 − σ')."""
-    return torch.addcmul(h̄, u * ż, (1 - slope).mul_(β)).mul_(slope)
+def _curved(h̄: Tensor, slope: Tensor, u: Tensor, ż: Tensor, β: float | Tensor | None) -> Tensor:
+    """σ' ∘ h̄ + σ'' ∘ u ∘ ż, with σ'' = β σ'(1 − σ')."""
+    return h̄ * slope if β is None else torch.addcmul(h̄, u * ż, (1 - slope).mul_(β)).mul_(slope)

@@ -1,8 +1,6 @@
-"""What labels a method's candidates carry: none, ±1, or a class. Each kind deals them out and checks them."""
+"""The labels of candidates: none, ±1, or a class. Each kind assigns labels and checks them."""
 
 from __future__ import annotations
-
-from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
@@ -10,24 +8,19 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 
 
-class Labels(ABC):
-    @abstractmethod
-    def balanced(self, k: int, outputs: int) -> Tensor | None:
-        """Labels for k fresh candidates of a network with so many outputs."""
+class Labels:
+    """The labels of a method's candidates."""
 
-    @abstractmethod
+    def balanced(self, k: int, outputs: int) -> Tensor | None:
+        """Labels for k fresh candidates of a network with this many outputs."""
+        return None
+
     def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
-        """Raise InvalidInputError unless these are k labels that such a network can have."""
+        """Raise InvalidInputError unless these are k labels that fit such a network."""
 
 
 class Unlabelled(Labels):
-    """The method does not look at labels, and takes any."""
-
-    def balanced(self, k: int, outputs: int) -> None:
-        return None
-
-    def check(self, labels: Tensor | None, k: int, outputs: int) -> None:
-        return None
+    """The method ignores labels."""
 
 
 class Binary(Labels):
@@ -40,7 +33,7 @@ class Binary(Labels):
         if outputs != 1:
             raise InvalidInputError(f"this method needs a network with one output, not {outputs}; use MulticlassKKT")
         if labels is None or labels.shape != (k,) or not bool((labels.abs() == 1).all()):
-            raise InvalidInputError(f"this method needs {k} labels, each −1 or 1")
+            raise InvalidInputError(f"this method needs labels −1 or 1; give {k} of them")
 
 
 class Classes(Labels):
@@ -54,4 +47,4 @@ class Classes(Labels):
             raise InvalidInputError("this method needs a network with one output per class; use KKT for one output")
         whole = labels is not None and labels.shape == (k,) and not labels.is_floating_point()
         if labels is None or not whole or not bool(labels.ge(0).logical_and(labels.lt(outputs)).all()):
-            raise InvalidInputError(f"this method needs {k} whole-number labels from 0 to {outputs - 1}")
+            raise InvalidInputError(f"this method needs integer labels from 0 to {outputs - 1}; give {k} of them")

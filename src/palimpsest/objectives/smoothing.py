@@ -1,12 +1,12 @@
-"""Smoothing the ReLUs of any network, without touching the network.
+"""Smooth the ReLUs of any network without changing the network.
 
-A ReLU network's φ is piecewise linear in x, so its splitting matrix S is zero almost everywhere. Inside an
-objective every ReLU is therefore replaced, in the forward pass and hence consistently in every derivative, by
+A ReLU network's φ is piecewise linear in x, so its splitting matrix S is zero almost everywhere. An objective therefore
+replaces every ReLU, in the forward pass and in every derivative, by
 
     softplus_β(z) = log(1 + e^{βz}) / β  →  max(z, 0)   as the sharpness β → ∞.
 
-The replacement intercepts calls to torch rather than modules, so `nn.ReLU`, `F.relu`, `torch.relu`, `x.relu_()`
-and `x.clamp(min=0)` are all seen, in networks that were never written with Palimpsest in mind.
+The replacement intercepts calls to torch, not modules. It sees `nn.ReLU`, `F.relu`, `torch.relu`, `x.relu_()` and
+`x.clamp(min=0)` alike.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from palimpsest.execution.resources import out_of_memory
 
 Smoother = Callable[[Tensor], Tensor]
 
-REACH = 40.0  # beyond ±40 softplus is max(z, 0) to the last bit that float64 can add to 1; e^z is still harmless
-_GUARD = 1e-3  # clamps at smaller bounds guard a division or a logarithm; they are no activation
+REACH = 40.0  # beyond ±40 softplus equals max(z, 0) in float64, and e^z does not overflow
+_GUARD = 1e-3  # clamps at smaller bounds guard a division or a logarithm; they are not activations
 
 
 def softplus(z: Tensor, sharpness: float | Tensor) -> Tensor:
     """softplus_β(z) = log(1 + e^{βz}) / β, with all derivatives exact and free of overflow and underflow.
 
-    The far tail is cut off at e⁻⁴⁰: a sharp network is otherwise full of subnormal numbers, on which CPUs are many
-    times slower.
+    The far tail is cut off at e⁻⁴⁰, because CPUs are many times slower on subnormal numbers.
 
     >>> softplus(torch.tensor([-1.0, 0.0, 1.0]), 100.0)
     tensor([0.0000, 0.0069, 1.0000])
@@ -84,7 +83,7 @@ _REFUSED = {
 
 
 class Smoothed(TorchFunctionMode):
-    """While active, torch computes softplus_β where a network asks for a ReLU.
+    """While active, torch computes softplus_β in place of every ReLU.
 
     >>> with Smoothed(10.0):
     ...     torch.relu(torch.zeros(1))
@@ -96,7 +95,7 @@ class Smoothed(TorchFunctionMode):
         if not isinstance(sharpness, Tensor) and not 0 < sharpness < float("inf"):
             raise InvalidInputError(f"sharpness is {sharpness}; give a positive number, or None for plain ReLUs")
         self.sharpness = sharpness
-        self.layers: list[str] = []  # the modules being run, kept up by `check`
+        self.layers: list[str] = []  # the modules being run, which `check` keeps
 
     def _softplus(self, z: Tensor) -> Tensor:
         return softplus(z, self.sharpness)
@@ -109,7 +108,7 @@ class Smoothed(TorchFunctionMode):
         stem = name if name.startswith("__") else name.strip("_")
         floats = [a for a in args if isinstance(a, Tensor) and a.is_floating_point()]
         if not floats or (stem in ("max", "min") and len(floats) < 2 and "other" not in kwargs):
-            return func(*args, **kwargs)  # the largest of its elements: a selection, like max-pooling
+            return func(*args, **kwargs)  # the largest element of a tensor is a selection, like max-pooling
         if stem in _SMOOTHED:
             in_place = kwargs.pop("inplace", False) or (stem != name and name.endswith("_"))
             z, *rest = args
@@ -121,14 +120,12 @@ class Smoothed(TorchFunctionMode):
 
 
 def _fails(why: str) -> PalimpsestError:
-    return UnsupportedNetworkError(
-        "", f"fails on some images with {why}; make it work on every image, one or many at a time"
-    )
+    return UnsupportedNetworkError("", f"fails with {why}; make it work on every image, one or many at a time")
 
 
 @contextmanager
 def failures_named(error: Callable[[str], PalimpsestError] = _fails) -> Iterator[None]:
-    """Whatever a network's own code raises within it, even by sys.exit(), becomes an error that says so."""
+    """Within it, any error of a network's own code, even sys.exit(), becomes an error that names it."""
     try:
         yield
     except PalimpsestError:
@@ -141,17 +138,16 @@ def failures_named(error: Callable[[str], PalimpsestError] = _fails) -> Iterator
 
 
 def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None:
-    """Refuse, by the name of the layer, a network that no objective can differentiate as it must.
+    """Refuse a network that an objective cannot differentiate, and name the layer.
 
-    The activations must be smooth or smoothable, the outputs must be deterministic, and no layer may mix the
-    candidates of a batch, since f(x_i) would then depend on x_j. Max-pooling is accepted: it selects among
-    smooth functions and has exact derivatives almost everywhere.
+    Activations must be smooth or smoothable, outputs must be deterministic, and no layer may mix the candidates of a
+    batch, because f(x_i) would then depend on x_j. Max-pooling is accepted: it selects among smooth functions.
     """
     mode = Smoothed(sharpness) if sharpness is not None else nullcontext()
     shape = ",".join(map(str, x.shape[1:]))
 
     def refused(why: str) -> PalimpsestError:
-        return InvalidInputError(f"the network does not take images of shape {shape}: {why}")
+        return InvalidInputError(f"the network does not take images of shape {shape} ({why}); check image_shape")
 
     layers: list[str] = getattr(mode, "layers", [])
     hooks = []
@@ -180,10 +176,6 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
 
 def _refuse_by_kind(name: str, module: nn.Module) -> None:
     if isinstance(module, torch.jit.ScriptModule):
-        raise UnsupportedNetworkError(
-            name, "is compiled TorchScript, which hides its activations; pass the Python module"
-        )
+        raise UnsupportedNetworkError(name, "is TorchScript, which hides its activations; pass the Python module")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-        raise UnsupportedNetworkError(
-            name, "normalises by batch statistics, which mixes candidates; train it with running statistics"
-        )
+        raise UnsupportedNetworkError(name, "mixes candidates by batch statistics; train it with running statistics")

@@ -1,38 +1,14 @@
-"""Where candidates may live: all of image space, or an affine subspace of it."""
+"""The space of the candidates: coordinates c, a tensor (k, *shape), and the images x(c) that they stand for."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
-
-
-class Parametrisation(Protocol):
-    """Coordinates c of candidates, a tensor (k, *shape), and the images x(c) they stand for."""
-
-    @property
-    def image_shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-
-    @property
-    def unit(self) -> float:
-        """How far one coordinate moves when every pixel of an image moves by one; the scale of steps in c."""
-
-    def images(self, coordinates: Tensor) -> Tensor:
-        """x(c)."""
-
-    def pulled_back(self, gradient: Tensor) -> Tensor:
-        """(∂x/∂c)ᵀ times a gradient with respect to the images."""
-
-    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Parametrisation:
-        """The same coordinates on another device or in another precision."""
 
 
 @dataclass(frozen=True)
@@ -43,19 +19,24 @@ class Everywhere:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """Of one candidate's coordinates."""
         return self.image_shape
 
     @property
     def unit(self) -> float:
+        """How far one coordinate moves when every pixel of an image moves by one; the scale of steps in c."""
         return 1.0
 
     def images(self, coordinates: Tensor) -> Tensor:
+        """x(c)."""
         return coordinates
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
+        """(∂x/∂c)ᵀ times a gradient with respect to the images."""
         return gradient
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Everywhere:
+        """The same coordinates on another device or in another precision."""
         return self
 
 
@@ -80,9 +61,8 @@ class Subspace:
 
     def __post_init__(self) -> None:
         if self.basis.shape[1:] != self.offset.shape or len(self.basis) == 0:
-            raise InvalidInputError(
-                f"a basis of shape {tuple(self.basis.shape)} does not fit an offset of shape {tuple(self.offset.shape)}"
-            )
+            shape, fitting = tuple(self.basis.shape), ("n", *self.offset.shape)
+            raise InvalidInputError(f"the basis has shape {shape}; give the shape {fitting}, which fits the offset")
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -111,11 +91,13 @@ class Subspace:
     def shaped(self, image_shape: tuple[int, ...]) -> Subspace:
         """The same subspace with images of another shape."""
         if math.prod(image_shape) != self.offset.numel():
-            raise InvalidInputError(
-                f"the subspace holds {self.offset.numel()} pixels, which is not a {image_shape} image"
-            )
+            pixels = self.offset.numel()
+            raise InvalidInputError(f"the subspace holds images of {pixels} pixels; give an image_shape of that size")
         return Subspace(self.offset.reshape(image_shape), self.basis.reshape(-1, *image_shape))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Subspace:
-        # A copy: tensors made under torch.inference_mode() cannot be differentiated through.
+        # A copy, because tensors made under torch.inference_mode() cannot be differentiated.
         return Subspace(self.offset.to(device, dtype, copy=True), self.basis.to(device, dtype, copy=True))
+
+
+Parametrisation = Everywhere | Subspace

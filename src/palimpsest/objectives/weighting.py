@@ -1,13 +1,13 @@
-"""Residual weights w_p: how much each named parameter's equations are worth.
+"""Residual weights w_p: how much the equations of each named parameter count.
 
-Minimising Σ_p w_p ‖r_p‖² is best, in the sense of generalised least squares, when w_p = 1 / v_p with v_p the mean
-square of that part of T_p which no training image explains. The methods differ only in what that part is:
+By generalised least squares, the best weights in Σ_p w_p ‖r_p‖² are w_p = 1 / v_p. Here v_p is the mean square of the
+part of T_p that no training image explains. This part differs between methods:
 
-- KKT: the random initial values that training left in place. With the initial weights at hand v_p is their mean
-  square; without them it is read off the bulk of the singular values of T_p (`bulk_variance`).
+- KKT: the rest of the random initial values. If they are known, v_p is their mean square. If not, `bulk_variance`
+  reads it off the singular values of T_p.
 - NTK: the error of linearising the network, which `linearisation_error` estimates from how far it moved.
 
-Weights are scaled so that Σ_p w_p ‖T_p‖² = ‖T‖²: a loss keeps its size, only the balance changes.
+Weights are scaled so that Σ_p w_p ‖T_p‖² = ‖T‖².
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 
-LEAST = 1e-6  # of the largest v_p: no equation counts more than a million times another
+SMALLEST = 1e-6  # of the largest v_p: no equation counts more than a million times another
 Weights = Mapping[str, float] | Literal["auto"] | None
 
 
 def resolve(
     weights: Weights, target: Mapping[str, Tensor], unexplained: Callable[[], Mapping[str, float]]
 ) -> dict[str, float]:
-    """Weights by name, all of them: as given (1 where silent), or 1 / v_p from what the method leaves unexplained."""
+    """All weights by name: as given (1 if not named), or 1 / v_p from what the method leaves unexplained."""
     if weights == "auto":
         v = unexplained()
-        floor = LEAST * max(v.values()) or 1.0  # a bias that starts at zero is not therefore beyond all doubt
+        floor = SMALLEST * max(v.values()) or 1.0  # a bias that starts at zero is not exact
         raw = {name: 1.0 / max(v[name], floor) for name in target}
         energy = {name: float(t.double().square().sum()) for name, t in target.items()}
         scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in target) or 1.0)
@@ -40,28 +40,30 @@ def resolve(
         raise InvalidInputError(f"weights is {weights!r}; give 'auto' or a number for each parameter name")
     given = dict(weights or {})
     if unknown := sorted(given.keys() - target.keys()):
-        raise InvalidInputError(f"weights name {unknown[0]!r}, which is none of {', '.join(target)}")
+        raise InvalidInputError(f"weights name {unknown[0]!r}; choose among {', '.join(target)}")
     if bad := [name for name, w in given.items() if not 0 <= float(w) < float("inf")]:
-        raise InvalidInputError(f"the weight of {bad[0]!r} is {given[bad[0]]}; weights must be finite and not negative")
+        raise InvalidInputError(
+            f"the weight of {bad[0]!r} is {given[bad[0]]}; give a finite number that is not negative"
+        )
     return {name: float(given.get(name, 1.0)) for name in target}
 
 
 def mean_square(parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """v_p = mean of θ_p², the initial values' own size."""
+    """v_p = mean of θ_p²."""
     return {name: float(θ.double().square().mean()) for name, θ in parameters.items()}
 
 
 def remnants(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> dict[str, float]:
-    """What training left of the initial values: their mean square if they are known, else the bulk of θ."""
+    """The mean square of the initial values if they are known, else of the bulk of θ."""
     return bulk_variance(θ) if initial is None else mean_square({name: initial[name] for name in θ})
 
 
 def bulk_variance(parameters: Mapping[str, Tensor]) -> dict[str, float]:
-    """v_p from the median singular value of θ_p, taking the images' share to be of low rank.
+    """v_p from the median singular value of θ_p, if the images' share has low rank.
 
-    The singular values of an (m, n) matrix of independent entries of variance v follow the Marchenko–Pastur law;
-    adding a matrix of rank below min(m, n)/2 barely moves their median, so v = median² / (max(m, n) · μ), where μ
-    is the law's median. A vector has no spectrum; its mean square is taken.
+    The singular values of an (m, n) matrix of independent entries of variance v follow the Marchenko–Pastur law. A
+    matrix of rank below min(m, n)/2 barely moves their median, so v = median² / (max(m, n) · μ), where μ is the law's
+    median. A vector does not have a spectrum; v is its mean square.
 
     >>> noise = torch.randn(60, 90, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     >>> image = torch.ones(60, 1, dtype=torch.float64) @ torch.ones(1, 90, dtype=torch.float64)
@@ -87,7 +89,7 @@ def linearisation_error(change: Mapping[str, Tensor], initial: Mapping[str, Tens
 
     moved: dict[str, float] = {}
     for name, Δ in change.items():
-        if initial[name].any():  # a bias that starts at zero has no size to compare its movement with
+        if initial[name].any():  # the movement of a bias that starts at zero cannot be compared with its size
             share = Δ.double().square().sum() / initial[name].double().square().sum()
             moved[layer(name)] = moved.get(layer(name), 0.0) + float(share)
     others = {name: sum(share for q, share in moved.items() if q != layer(name)) for name in change}

@@ -1,4 +1,4 @@
-"""Those who watch a run: progress bars, checkpoints, and whatever a user adds."""
+"""Callbacks: progress bars, checkpoints, TensorBoard, and those that users write."""
 
 from __future__ import annotations
 
@@ -58,22 +58,18 @@ class Checkpoint(Callback):
             return fresh
         saved = State.load(self.path, self.fingerprint, fresh.x.device)
         if not saved.continues(fresh):
-            raise CheckpointError(f"{self.path} does not fit this problem; delete it and start afresh")
+            raise CheckpointError(f"{self.path} does not fit this problem; delete it and start again")
         return saved
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         if time.monotonic() - self._saved_at >= self.every_seconds:
-            self._save(state)
+            self.on_stop(state)
 
     def on_stop(self, state: State) -> None:
-        self._save(state)
-
-    def on_end(self, state: State) -> None:
-        self._save(state)
-
-    def _save(self, state: State) -> None:
         state.save(self.path, self.fingerprint)
         self._saved_at = time.monotonic()
+
+    on_end = on_stop
 
 
 class Progress(Callback):
@@ -86,14 +82,8 @@ class Progress(Callback):
     def on_start(self, state: State) -> None:
         from tqdm import tqdm
 
-        self.bar = tqdm(
-            total=self.steps,
-            initial=state.step,
-            desc="reconstructing",
-            unit="step",
-            delay=2,
-            disable=not self.show,
-        )
+        look = {"desc": "reconstructing", "unit": "step", "delay": 2, "disable": not self.show}
+        self.bar = tqdm(total=self.steps, initial=state.step, **look)
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         if "loss" in entry:
@@ -115,13 +105,11 @@ class TensorBoard(Callback):
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise InvalidInputError(
-                "TensorBoard is not installed; run pip install tensorboard, or do without it"
-            ) from error
+            raise InvalidInputError("TensorBoard is not installed; run pip install tensorboard") from error
         self._open = partial(SummaryWriter, str(folder))
 
     def on_start(self, state: State) -> None:
-        self.writer = self._open()  # not before: a run that was finished earlier writes nothing
+        self.writer = self._open()  # not earlier: a finished run does not write curves again
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         for name in ("loss", "objective", "gradient", "rate", "sharpness", "candidates", "eta"):
@@ -131,5 +119,4 @@ class TensorBoard(Callback):
     def on_stop(self, state: State) -> None:
         self.writer.close()
 
-    def on_end(self, state: State) -> None:
-        self.writer.close()
+    on_end = on_stop

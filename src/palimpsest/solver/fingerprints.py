@@ -1,4 +1,4 @@
-"""Hashes that tell values apart, the same in every process."""
+"""Hashes of values, the same in every process."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def digest(value: Any) -> bytes:
 
 
 def _described(value: Any) -> tuple[str, bytes]:
-    """What kind of value this is, and its content."""
+    """The kind of a value, and its content."""
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise InvalidInputError("an array of objects cannot be recognised again; give an array of numbers")
+            raise InvalidInputError("an array of objects does not have a stable hash; give an array of numbers")
         return f"array {value.dtype.str} {value.shape}", value.tobytes()
     if isinstance(value, Tensor):  # repr would leave out the middle
         plain = value.detach().cpu().contiguous().flatten()
@@ -51,7 +51,7 @@ def _described(value: Any) -> tuple[str, bytes]:
 
 
 def _content(value: Any) -> bytes:
-    """An object by its attributes, or by its repr where it has none."""
+    """An object by its attributes, or by its repr if it does not have any."""
     if is_dataclass(value):  # a subclass may hold more than the fields
         return digest({field.name: getattr(value, field.name) for field in fields(value)} | _attributes(value))
     if isinstance(value, functools.partial):
@@ -59,15 +59,13 @@ def _content(value: Any) -> bytes:
     if hasattr(value, "__dict__") and not inspect.isroutine(value):  # attributes do not tell functions apart
         return digest(_attributes(value))
     if type(value).__repr__ is object.__repr__ or " at 0x" in repr(value):
-        raise InvalidInputError(
-            f"{value!r} cannot be recognised again, so a run with it cannot be resumed; leave out the checkpoint, "
-            "or give an object that holds its settings as attributes"
-        )
+        raise InvalidInputError(f"a run with {value!r} cannot be resumed; hold its settings as attributes of an object,"
+                                " or leave out the checkpoint")  # fmt: skip
     return repr(value).encode()
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """What an object holds, without what it only remembers of a computation."""
+    """The attributes of an object, without cached results."""
     held = getattr(value, "__dict__", {})
     return {k: v for k, v in held.items() if not isinstance(getattr(type(value), k, None), functools.cached_property)}
 

@@ -13,12 +13,9 @@ BASIS = 20  # directions that a round of splitting keeps at a time, each as larg
 
 
 class Eigenpairs(NamedTuple):
-    values: Tensor
-    """(k,) the smallest Ritz value of each operator, an upper bound on its smallest eigenvalue."""
-    vectors: Tensor
-    """(k, *shape) unit Ritz vectors."""
-    residuals: Tensor
-    """(k,) ‖A v − value · v‖: some eigenvalue lies within this distance of the value."""
+    values: Tensor  # (k,) the smallest Ritz value of each operator, an upper bound on its smallest eigenvalue
+    vectors: Tensor  # (k, *shape) unit Ritz vectors
+    residuals: Tensor  # (k,) ‖A v − value · v‖: some eigenvalue lies within this distance of the value
 
 
 def smallest_eigenpairs(
@@ -31,14 +28,13 @@ def smallest_eigenpairs(
 ) -> Eigenpairs:
     """Smallest eigenpairs of k symmetric operators, given one call that applies each to its own vector.
 
-    Full reorthogonalisation (twice) at every iteration, so that running to the full dimension is exact. Where a
-    Krylov space is exhausted early the iteration goes on from a fresh orthogonal direction, which keeps every Ritz
-    value valid. All operators start from the same vector: the result for one does not depend on its place.
+    Every iteration orthogonalises twice, so a run to the full dimension is exact. If a Krylov space is exhausted, the
+    iteration goes on from a fresh orthogonal direction. All operators start from the same vector, so the result for one
+    does not depend on its place.
 
     Args:
         operator: maps (k, *shape) to (k, *shape), acting on each of the k vectors separately.
-        like: a tensor of that shape, for the dtype and the device.
-        iterations: length of the Krylov sequence, at most the dimension.
+        like: a tensor of that shape.
         basis: the most directions to keep in memory, at least 2; by default all of them. A longer sequence starts again
             from the best vector so far, so it needs more iterations for the same accuracy.
 
@@ -61,7 +57,7 @@ def smallest_eigenpairs(
 def _sequence(
     operator: Callable[[Tensor], Tensor], like: Tensor, v: Tensor, V: Tensor, fresh: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """The smallest Ritz values and their vectors, of the Krylov sequence from v that fills the basis V."""
+    """The smallest Ritz values and their vectors, for the Krylov sequence from v that fills the basis V."""
     k, m, dimension = V.shape
     α, β, scale = like.new_zeros(k, m), like.new_zeros(k, m), like.new_zeros(k)
     tiny = 10 * torch.finfo(like.dtype).eps

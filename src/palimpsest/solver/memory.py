@@ -12,13 +12,13 @@ from palimpsest.execution.resources import available_memory
 from palimpsest.objectives import Objective
 
 SHARE = 0.5  # of the free memory that the intermediate results of a step may take
-COPIES = 6  # a step keeps about so many tensors for each that the network computes: derivatives, and their graphs
+COPIES = 6  # tensors that a step keeps for each one that the network computes: derivatives and their graphs
 
 
 def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int | None:
-    """The most candidates whose step fits into so much memory (half of what is free by default), a power of two.
+    """The most candidates whose step fits into this memory (by default half of the free memory), a power of two.
 
-    None if all of them do.
+    None if all of them fit.
     """
     each = bytes_per_candidate(objective, x)
     room = int(SHARE * free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes)
@@ -27,7 +27,7 @@ def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int 
 
 
 def bytes_per_candidate(objective: Objective, x: Tensor) -> int:
-    """What a step keeps of each candidate, by an estimate on the safe side."""
+    """A safe estimate of the memory that a step takes for each candidate."""
     few = min(4, len(x))
     with torch.no_grad(), _Counting() as counting:
         objective.outputs(x[:few])
@@ -35,7 +35,7 @@ def bytes_per_candidate(objective: Objective, x: Tensor) -> int:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that can be had on a device."""
+    """Free memory on a device."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)

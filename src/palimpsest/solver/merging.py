@@ -1,12 +1,10 @@
-"""Merging, the opposite of splitting: candidates that show one image become one, those that explain nothing go.
+"""Merging, the opposite of splitting: duplicates become one candidate, and candidates that explain nothing are dropped.
 
-Copies of one x represent Σ_i λ_i f(x) = (Σ_i λ_i) f(x): one candidate with the sum of their multipliers stands for all,
-and L stays exactly as it is. Nearly equal candidates become their mean, weighted by |λ|, which is right to first order.
-With splitting in between, the number of candidates can grow where images are missing and shrink where they are many.
+Duplicates of one x represent Σ_i λ_i f(x) = (Σ_i λ_i) f(x). One candidate with the sum of their multipliers replaces
+them, and L does not change. Nearly equal candidates become their mean, weighted by |λ|, which is right to first order.
 
-The number of images is read off the sizes ‖λ_i f(x_i)‖: candidates beyond that number fill what the linearised network
-leaves unexplained, and each of them explains far less than an image does. They are left in peace until the end, for
-without them the images would have to take their part.
+The sizes ‖λ_i f(x_i)‖ tell the number of images. Surplus candidates fit the error of the linearised network, and each
+explains far less than an image does. They stay until the end, because removing them earlier degrades the images.
 """
 
 from __future__ import annotations
@@ -21,8 +19,8 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import Objective
 
-FEWEST, LEAST = 5, 0.1  # candidates that make a kind of their own, in number and as a share; fewer are outliers
-FAR = 2.5  # ratio of the geometric means of two kinds, beyond which the smaller shows no images
+FEWEST, SMALLEST = 5, 0.1  # candidates of a kind, in number and as a share; fewer are outliers
+FAR = 2.5  # ratio of the geometric means of two kinds, beyond which the smaller kind does not show images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +48,7 @@ class Merging:
         if not 0 < self.alike <= 1 or not 0 <= self.dead < 1:
             raise InvalidInputError(f"merging needs 0 < alike ≤ 1 and 0 ≤ dead < 1, not {self.alike} and {self.dead}")
         if self.counting and not self.dead:
-            raise InvalidInputError("counting compares the sizes of candidates, and some may have none; give dead > 0")
+            raise InvalidInputError("counting compares the sizes of candidates, and a size may be 0; give dead > 0")
 
 
 @dataclass(frozen=True)
@@ -73,14 +71,7 @@ class Merged:
 def merge(
     objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, policy: Merging | None = None
 ) -> Merged:
-    """Merge each group of duplicates into one candidate, then drop the dead ones.
-
-    Args:
-        objective: the method.
-        x: the candidates, (k, *image_shape).
-        multipliers: their multipliers.
-        labels: their labels, or None.
-        policy: which candidates are merged or dropped.
+    """Merge each group of duplicates among candidates x (k, *image_shape), then drop the dead ones.
 
     Examples:
         >>> import palimpsest as pal
@@ -111,9 +102,6 @@ def images(sizes: Tensor) -> int | None:
     k J is below k log σ by more than the cost of three more parameters, (3/2) log k (after Schwarz 1978). The second
     kind must also be far smaller, e^(μ_1 − μ_2) > 2.5. Images whose sizes differ as much may be mistaken for two kinds.
 
-    Args:
-        sizes: (k,) the size of each candidate.
-
     Examples:
         >>> images(torch.tensor([0.9, 1.1, 0.8, 1.2, 1.0, 0.02, 0.03, 0.02, 0.01, 0.04]))
         5
@@ -121,7 +109,7 @@ def images(sizes: Tensor) -> int | None:
         True
     """
     k, logs = len(sizes), sizes.double().log().sort(descending=True).values
-    least, σ = max(FEWEST, math.ceil(LEAST * k)), logs.std(correction=0)
+    least, σ = max(FEWEST, math.ceil(SMALLEST * k)), logs.std(correction=0)
     if k < 2 * least:
         return None
     J = torch.stack([_misfit(logs[:count], σ, k) + _misfit(logs[count:], σ, k) for count in range(1, k)])
@@ -132,32 +120,32 @@ def images(sizes: Tensor) -> int | None:
 
 
 def _misfit(logs: Tensor, σ: Tensor, k: int) -> Tensor:
-    """p_c log(σ_c / p_c) of one kind among k; a few that happen to be almost equal do not count as quite equal."""
-    p_c, σ_c = len(logs) / k, torch.maximum(logs.std(correction=0), LEAST * σ)
+    """p_c log(σ_c / p_c) of one kind among k. σ_c has a floor, because a few sizes may be equal by chance."""
+    p_c, σ_c = len(logs) / k, torch.maximum(logs.std(correction=0), SMALLEST * σ)
     return p_c * (σ_c / p_c).log()
 
 
 def largest(sizes: Tensor, count: int) -> Tensor:
-    """Indices of so many of the largest sizes, in their order."""
+    """The indices of the largest ``count`` sizes, in ascending order."""
     return sizes.argsort(descending=True, stable=True)[:count].sort().values
 
 
 def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-    """(k,) ‖λ_i f(x_i)‖, what each candidate explains by itself."""
+    """(k,) ‖λ_i f(x_i)‖, the size of each candidate's contribution."""
     alone = [(x[i], multipliers[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
     return torch.stack([objective.norm_squared(objective.represent(*one)) for one in alone]).sqrt()
 
 
 def _copies(x: Tensor, multipliers: Tensor, labels: Tensor | None, alike: float) -> Tensor:
-    """(k, k) which candidates are copies of which."""
+    """(k, k) whether two candidates are duplicates."""
     flat, λ = x.flatten(1), multipliers.reshape(len(x), -1)
     square = flat.square().sum(1)
-    # By distances, for in single precision equal candidates need not have a similarity of exactly 1 otherwise.
+    # By distances, because in single precision the similarity of equal candidates need not be exactly 1.
     distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     same = (λ @ λ.T >= 0) & (distance <= (1 - alike) * (square[:, None] + square))
     return same if labels is None else same & (labels[:, None] == labels)
 
 
 def _groups(copies: Tensor) -> Tensor:
-    """(k,) number of the group of each candidate; copies of copies are copies."""
+    """(k,) the number of each candidate's group; duplicates of duplicates are duplicates."""
     return torch.from_numpy(connected_components(copies.cpu().numpy())[1]).long().to(copies.device)

@@ -1,10 +1,10 @@
-"""First-order updates with their state in the open, so that it can be saved, split and resumed."""
+"""First-order updates with an explicit state, which can be saved, split and resumed."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,26 +18,26 @@ class Pace(NamedTuple):
     """How far one step goes."""
 
     rate: Tensor | float
-    unbias: Tensor | float = 1.0
-    """The factor on Adam's mean of squares that makes up for its start at zero."""
+    unbias: Tensor | float = 1.0  # corrects Adam's mean of squares for its start at zero
 
 
 class Optimiser(ABC):
-    """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape.
-
-    Examples:
-        >>> rule, x = SGD(learning_rate=0.1), torch.ones(2)
-        >>> moments = rule.init(x)
-        >>> rule.update_(x, torch.ones(2), moments, rule.pace(1, 1.0))
-        >>> x
-        tensor([0.9000, 0.9000])
-    """
+    """An update rule for one tensor. Its memory is a dictionary of tensors of the same shape."""
 
     learning_rate: float
+    powers: ClassVar[dict[str, int]]  # the memory: by name, the power of the gradient that is averaged
 
-    @abstractmethod
+    def __post_init__(self) -> None:
+        if not 0 < self.learning_rate < float("inf"):
+            raise InvalidInputError(f"the learning rate is {self.learning_rate}; give a positive number")
+
     def init(self, parameter: Tensor) -> Moments:
         """The memory before the first step."""
+        return {name: torch.zeros_like(parameter) for name in self.powers}
+
+    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
+        """The memory of a parameter whose gradients were ``scale`` times as large."""
+        return {name: moments[name] * scale**power for name, power in self.powers.items()}
 
     @abstractmethod
     def pace(self, step: int, factor: float) -> Pace:
@@ -46,10 +46,6 @@ class Optimiser(ABC):
     @abstractmethod
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         """Change the parameter and the memory in place by one step."""
-
-    @abstractmethod
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        """The memory of a parameter whose gradients were ``scale`` times as large."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,16 +65,11 @@ class Adam(Optimiser):
         tensor([0.5000, 0.5000])
     """
 
+    powers: ClassVar[dict[str, int]] = {"mean": 1, "square": 2}
     learning_rate: float = 0.02
     β1: float = 0.9
     β2: float = 0.999
     ε: float = 1e-12
-
-    def __post_init__(self) -> None:
-        _require_positive(self.learning_rate)
-
-    def init(self, parameter: Tensor) -> Moments:
-        return {"mean": torch.zeros_like(parameter), "square": torch.zeros_like(parameter)}
 
     def pace(self, step: int, factor: float) -> Pace:
         return Pace(factor * self.learning_rate / (1 - self.β1**step), 1 / (1 - self.β2**step))
@@ -88,9 +79,6 @@ class Adam(Optimiser):
         square = moments["square"].mul_(self.β2).addcmul_(gradient, gradient, value=1 - self.β2)
         parameter.addcdiv_(mean, (square * pace.unbias).sqrt_().add_(self.ε).div_(-pace.rate))
 
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        return {"mean": moments["mean"] * scale, "square": moments["square"] * scale.square()}
-
 
 @dataclass(frozen=True, kw_only=True)
 class SGD(Optimiser):
@@ -99,31 +87,14 @@ class SGD(Optimiser):
     Args:
         learning_rate: the length of a step relative to the gradient.
         momentum: the share of the velocity that is kept at each step.
-
-    Examples:
-        >>> SGD(learning_rate=0.1).momentum
-        0.9
     """
 
+    powers: ClassVar[dict[str, int]] = {"velocity": 1}
     learning_rate: float
     momentum: float = 0.9
-
-    def __post_init__(self) -> None:
-        _require_positive(self.learning_rate)
-
-    def init(self, parameter: Tensor) -> Moments:
-        return {"velocity": torch.zeros_like(parameter)}
 
     def pace(self, step: int, factor: float) -> Pace:
         return Pace(factor * self.learning_rate)
 
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         parameter.sub_(pace.rate * moments["velocity"].mul_(self.momentum).add_(gradient))
-
-    def rescaled(self, moments: Moments, scale: Tensor) -> Moments:
-        return {"velocity": moments["velocity"] * scale}
-
-
-def _require_positive(learning_rate: float) -> None:
-    if not 0 < learning_rate < float("inf"):
-        raise InvalidInputError(f"the learning rate is {learning_rate}; give a positive number")

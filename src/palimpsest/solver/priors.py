@@ -1,7 +1,7 @@
-"""What is known of the images and multipliers before looking at the weights.
+"""Priors: penalties on images and multipliers that are added to L.
 
-A prior adds a penalty to L. Each has one dimensionless weight: penalties are means over candidates and pixels times
-‖T‖², the loss of no candidates at all, so that one default serves networks and images of every size.
+Each prior has one dimensionless weight. Penalties are means over candidates and pixels, times ‖T‖², the loss without
+candidates. One default then serves networks and images of every size.
 """
 
 from __future__ import annotations
@@ -58,12 +58,7 @@ class Prior(ABC):
 
 @dataclass(frozen=True)
 class Sum(Prior):
-    """The sum of several priors.
-
-    Examples:
-        >>> float(Sum((Box(), TotalVariation(smoothing=0.0))).value(torch.ones(2, 1, 4, 4), torch.ones(2)))
-        0.0
-    """
+    """The sum of several priors."""
 
     priors: Sequence[Prior]
 
@@ -92,10 +87,7 @@ class Box(Prior):
     Candidates are centred if the network saw centred images. The default range holds any centring of images in [0, 1].
     If you know the mean, use ``Box.around(mean)``. It helps most if many pixels are black or white.
 
-    Args:
-        weight: the strength.
-        low: the smallest value, a number or an image.
-        high: the largest value, a number or an image.
+    The bounds ``low`` and ``high`` are numbers or images.
 
     Examples:
         >>> Box().value(torch.full((2, 1, 4, 4), 3.0), torch.ones(2))
@@ -128,11 +120,7 @@ class Box(Prior):
 class TotalVariation(Prior):
     """Images are smooth: weight · mean over pixels of √(δ² + smoothing).
 
-    δ is the difference to the next pixel, in both directions.
-
-    Args:
-        weight: the strength.
-        smoothing: makes the penalty differentiable at δ = 0.
+    δ is the difference to the next pixel, in both directions. ``smoothing`` makes the penalty differentiable at δ = 0.
 
     Examples:
         >>> float(TotalVariation(smoothing=0.0).value(torch.ones(2, 1, 4, 4), torch.ones(2)))
@@ -143,13 +131,13 @@ class TotalVariation(Prior):
     smoothing: float = 1e-3
 
     def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
-        if images.ndim < 4:  # no second axis to vary along: not an image
+        if images.ndim < 4:  # not an image
             return images.new_zeros(())
         across, down = ((images.diff(dim=axis).square() + self.smoothing).sqrt().sum() for axis in (-1, -2))
         return self.weight * (across + down) / images.numel()
 
     def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
-        """Each difference δ pulls at its two pixels by ±δ / √(δ² + smoothing); there are none beyond the edges."""
+        """Each difference δ adds ±δ / √(δ² + smoothing) at its two pixels."""
         dx = torch.zeros_like(images)
         if images.ndim >= 4:
             for axis, edges in ((-1, (1, 1)), (-2, (0, 0, 1, 1))):
@@ -163,11 +151,7 @@ class TotalVariation(Prior):
 class MinimumMultiplier(Prior):
     """Multipliers stay away from 0: weight · mean of max(0, minimum − λ)² / minimum².
 
-    It keeps candidates of a margin method from dying at λ = 0.
-
-    Args:
-        weight: the strength.
-        minimum: the multiplier below which the penalty acts, in the natural unit.
+    It keeps candidates of a margin method from dying at λ = 0. ``minimum`` is in the natural unit of multipliers.
 
     Examples:
         >>> MinimumMultiplier().value(torch.ones(2, 1, 4, 4), torch.tensor([0.0, 1.0]))

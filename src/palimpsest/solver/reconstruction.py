@@ -57,15 +57,11 @@ class Reconstruction:
         certify: ``rec.certify(epsilon=1e-6)`` measures how stationary the final point is.
 
     Examples:
-        >>> import palimpsest as pal, tempfile
+        >>> import palimpsest as pal
         >>> network = pal.networks.MLP((1, 4, 4), hidden=(5,))
         >>> rec = pal.reconstruct(pal.KKT(network), image_shape=(1, 4, 4), candidates=3, steps=10)
         >>> rec.images.shape, len(rec.parents)
         (torch.Size([3, 1, 4, 4]), 3)
-        >>> path = Path(tempfile.mkdtemp()) / "rec.safetensors"
-        >>> rec.save(path)
-        >>> torch.equal(pal.Reconstruction.load(path).images, rec.images)
-        True
     """
 
     images: Tensor
@@ -100,8 +96,7 @@ class Reconstruction:
         from palimpsest.files.storage import save_tensors
 
         tensors = {name: getattr(self, name) for name in TENSORS}
-        if self.labels is not None:
-            tensors["labels"] = self.labels
+        tensors |= {} if self.labels is None else {"labels": self.labels}
         save_tensors(path, tensors, {"history": self.history, "outcome": self.outcome, "loss": self.loss})
 
     @classmethod
@@ -119,14 +114,9 @@ class Reconstruction:
             check_candidates(tensors["images"], tensors["ids"])
             check_lineage(tensors["lineage"], tensors["ids"])
             check_history(description["history"])
-            return cls(
-                **{name: tensors[name].to(device) for name in TENSORS},
-                labels=tensors["labels"].to(device) if "labels" in tensors else None,
-                history=description["history"],
-                outcome=Ending(description["outcome"]),
-                loss=description["loss"],
-                certify=_cannot_certify,
-            )
+            fields: dict[str, Any] = {"labels": None} | {name: t.to(device) for name, t in tensors.items()}
+            outcome, history, loss = Ending(description["outcome"]), description["history"], description["loss"]
+            return cls(**fields, history=history, outcome=outcome, loss=loss, certify=_cannot_certify)
         except (KeyError, ValueError) as error:
             raise CheckpointError(f"{path} does not hold a reconstruction ({error}); {remedy}") from error
 
@@ -140,12 +130,10 @@ class Reconstruction:
         At most 60 pictures are shown. ``rec.plot().savefig("candidates.png")`` writes the figure to a file.
         """
         if self.images.ndim != 4:
-            raise InvalidInputError(f"candidates of shape {tuple(self.images.shape[1:])} cannot be drawn; reconstruct"
-                                    " with image_shape=(channels, height, width)")  # fmt: skip
+            shape = tuple(self.images.shape[1:])
+            raise InvalidInputError(f"candidates of shape {shape} cannot be drawn; reconstruct with (C, H, W) images")
         images = self.images.detach().cpu()
-        if mean is not None:
-            images = images + mean.detach().to(images)
-        images = metrics.minmax(images)
+        images = metrics.minmax(images if mean is None else images + mean.detach().to(images))
         if truth is None:
             shown = images[:SHOWN]
             return _figure([shown], [""] * len(shown), f"{len(shown)} of {len(images)} candidates")
@@ -169,9 +157,7 @@ def _figure(rows: Sequence[Tensor], titles: Sequence[str], heading: str) -> Figu
     lines = -(-count // COLUMNS) * len(rows)
     figure = Figure(figsize=(COLUMNS, 0.6 + 1.2 * lines), layout="constrained")
     figure.suptitle(heading)
-    panels = figure.subplots(lines, COLUMNS, squeeze=False)
-    for panel in panels.flat:
-        panel.set_axis_off()
+    panels = figure.subplots(lines, COLUMNS, squeeze=False, subplot_kw={"frame_on": False, "xticks": [], "yticks": []})
     for i in range(count):
         for j, images in enumerate(rows):
             panel = panels[i // COLUMNS * len(rows) + j, i % COLUMNS]
@@ -187,22 +173,21 @@ def refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        known = list(signature.parameters)
-        for name in kwargs.keys() - known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
-            raise InvalidInputError(f"there is no setting {name!r}{hint}; choose among {', '.join(known[1:])}")
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise InvalidInputError(f"pal.{function.__name__}: {error}; see help(pal.{function.__name__})") from error
+            unknown = next(iter(kwargs.keys() - signature.parameters.keys()), "")
+            near = difflib.get_close_matches(unknown, signature.parameters, n=1)
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            known = ", ".join(signature.parameters)
+            raise InvalidInputError(f"pal.{function.__name__}: {error}{hint}; its arguments are {known}") from error
         return function(*args, **kwargs)
 
     return checked
 
 
 @refusing_unknown_keywords
-@torch.inference_mode(False)  # derivatives are needed, whatever mode the caller is in
+@torch.inference_mode(False)  # the solver needs derivatives, whatever mode the caller is in
 def reconstruct(
     objective: Objective,
     *,
@@ -259,9 +244,6 @@ def reconstruct(
         progress: whether to show a bar on standard error. None shows one in a terminal if the run takes long enough.
         execution: how steps are carried out. None is as fast as the device allows.
 
-    Returns:
-        The candidates, with their multipliers, labels, parents and history.
-
     Examples:
         >>> import palimpsest as pal, torch
         >>> _ = torch.manual_seed(0)
@@ -271,25 +253,11 @@ def reconstruct(
         >>> pal.reconstruct(objective, image_shape=(1, 4, 4), candidates=8, steps=50, progress=False)
         Reconstruction(8 images of 1×4×4, loss ..., all steps were done)
     """
+    # Every argument that is a setting. A test compares names and defaults with the signature above.
+    settings = Settings(**{name: value for name, value in locals().items() if name in Settings.__dataclass_fields__})
     if not isinstance(objective, Objective):
-        raise InvalidInputError(
-            f"the objective is a {type(objective).__name__}; give a method, such as pal.NTK(model, initial)"
-        )
-    settings = Settings(
-        candidates=candidates,
-        steps=steps,
-        splitting=splitting,
-        merging=merging,
-        priors=priors,
-        optimiser=optimiser,
-        schedule=schedule,
-        sharpness=sharpness,
-        prior_strength=prior_strength,
-        gradient_tolerance=gradient_tolerance,
-        plateau=plateau,
-        record_every=record_every,
-        seed=seed,
-    )
+        kind = type(objective).__name__
+        raise InvalidInputError(f"the objective is a {kind}; give a method, such as pal.NTK(model, initial)")
     solver = Solver(objective, _space(objective, image_shape, within), settings, execution)
     with solver.execution.matrix_precision(objective.device):
         state = solver.init()
@@ -320,7 +288,7 @@ def _space(objective: Objective, image_shape: Sequence[int] | int, within: Subsp
 
 
 def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
-    """Step until done, telling the callbacks only of states known to be finite."""
+    """Step until done. Callbacks receive only states that are known to be finite."""
     good, started = state, list[Callback]()
     try:
         for callback in callbacks:
@@ -336,33 +304,24 @@ def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
     except BaseException as stop:
         unharmed = not isinstance(stop, DivergenceError) and bool(state.x.isfinite().all())
         last = state if unharmed else good
-        with _afterwards([partial(callback.on_stop, last) for callback in started]):
+        with ExitStack() as calls:  # makes every call, even if one raises; the last one pushed comes first
+            for callback in reversed(started):
+                calls.callback(callback.on_stop, last)
             raise
-    with _afterwards([partial(callback.on_end, state) for callback in callbacks]):
-        return state
-
-
-def _afterwards(calls: Sequence[Callable[[], None]]) -> ExitStack:
-    """Makes every call when it is left, in this order, even if one raises."""
-    stack = ExitStack()
-    for call in reversed(calls):  # a stack ends with what it began with
-        stack.callback(call)
-    return stack
+    with ExitStack() as calls:
+        for callback in reversed(callbacks):
+            calls.callback(callback.on_end, state)
+    return state
 
 
 def _result(solver: Solver, state: State) -> Reconstruction:
     solver.prepare(state)
     objective = solver.final()
-    point = (state.x, state.multipliers, state.labels)
     return Reconstruction(
         images=solver.space.images(state.x),
-        multipliers=state.multipliers,
-        labels=state.labels,
-        ids=state.ids,
-        parents=state.parents,
-        lineage=state.lineage,
+        **{name: getattr(state, name) for name in ("multipliers", "labels", "ids", "parents", "lineage")},
         history=list(state.history),
         outcome=state.outcome or Ending.FINISHED,
-        loss=float(objective.loss(*point) / objective.target_norm_squared),
-        certify=partial(certify, objective, *point),
+        loss=float(objective.loss(*state.point) / objective.target_norm_squared),
+        certify=partial(certify, objective, *state.point),
     )

@@ -1,11 +1,11 @@
-"""Sample splitting: replacing a candidate by two where one alone cannot descend any further.
+"""Sample splitting: two candidates take the place of one that cannot descend any further.
 
-Replacing x_i by x_i ± ηv, with λ_i/2 each, changes L by ½η² vᵀS(x_i)v to second order, whatever the gradient, where
+The split x_i → x_i ± ηv, with λ_i/2 each, changes L by ½η² vᵀS(x_i)v to second order, whatever the gradient, with
 
     S(x_i) = −2 ∇²_x Σ_s λ_is ⟨w∘r, f_s(x_i)⟩        the splitting matrix.
 
-So λ_min(S(x_i)) < 0 means that a split along the eigenvector lowers L by ½η²|λ_min|, even at a local minimum of L.
-And since ∇²_x L = 2 JᵀJ + diag S(x_i), S ⪰ −ε for all candidates certifies ∇²_x L ⪰ −ε.
+If λ_min(S(x_i)) < 0, a split along the eigenvector lowers L by ½η²|λ_min|, even at a local minimum of L. Because
+∇²_x L = 2 JᵀJ + diag S(x_i), S ⪰ −ε for all candidates certifies ∇²_x L ⪰ −ε.
 """
 
 from __future__ import annotations
@@ -25,15 +25,9 @@ HALVINGS = 10  # the line search tries η_max, η_max/2, …, η_max/2⁹
 
 
 def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
-    """The splitting matrices S(x_i), dense, (k, d, d). Use it for inspection: it takes d products.
+    """The splitting matrices S(x_i) = −2λ_i ∇²_x⟨w∘r, f(x_i)⟩ of candidates x (k, *image_shape), dense: (k, d, d).
 
-        S(x_i) = −2λ_i ∇²_x⟨w∘r, f(x_i)⟩
-
-    Args:
-        objective: the method.
-        x: the candidates, (k, *image_shape).
-        multipliers: their multipliers.
-        labels: their labels, if the method uses labels.
+    Use it for inspection: it takes d products.
 
     Examples:
         >>> import palimpsest as pal
@@ -50,23 +44,11 @@ def matrix(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor 
 
 
 def min_eigenpairs(
-    objective: Objective,
-    x: Tensor,
-    multipliers: Tensor,
-    labels: Tensor | None = None,
-    *,
-    iterations: int = BASIS,
+    objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, iterations: int = BASIS
 ) -> tuple[Tensor, Tensor]:
     """λ_min(S(x_i)), (k,), and its unit eigenvector, (k, *image_shape), for every candidate, by one Lanczos run.
 
-    A negative eigenvalue means that splitting the candidate along the eigenvector lowers L.
-
-    Args:
-        objective: the method.
-        x: the candidates, (k, *image_shape).
-        multipliers: their multipliers.
-        labels: their labels, if the method uses labels.
-        iterations: the number of Lanczos iterations.
+    If an eigenvalue is negative, splitting the candidate x_i along the eigenvector lowers L.
 
     Examples:
         >>> import palimpsest as pal
@@ -92,13 +74,10 @@ def eigenpairs(
     basis: int | None = None,
 ) -> Eigenpairs:
     """The smallest eigenpair of every S(x_i) with its error, chunk by chunk."""
-    residual = objective.residual(x, multipliers, labels)
-    parts = [
-        smallest_eigenpairs(
-            objective.curvature(*chunk, residual=residual), chunk[0], iterations=iterations, basis=basis
-        )
-        for chunk in objective.chunks(x, multipliers, labels)
-    ]
+    r, parts = objective.residual(x, multipliers, labels), []
+    for chunk in objective.chunks(x, multipliers, labels):
+        S = objective.curvature(*chunk, residual=r)
+        parts.append(smallest_eigenpairs(S, chunk[0], iterations=iterations, basis=basis))
     return Eigenpairs(*map(torch.cat, zip(*parts, strict=True)))
 
 
@@ -159,7 +138,7 @@ class Splitting:
         return eigenvalues.masked_fill(~eligible, torch.inf).argsort()[:most]
 
     def directions(self, vectors: Tensor, generator: torch.Generator) -> Tensor:
-        """Unit displacement of each candidate, by the policy."""
+        """Unit displacement of each candidate."""
         if self.direction == "random":
             noise = torch.randn(vectors.shape, generator=generator, dtype=torch.float64).to(vectors)
             return noise / noise.flatten(1).norm(dim=1).reshape(-1, *[1] * (noise.ndim - 1))
@@ -222,10 +201,6 @@ def split(
     along curvature does not take place.
 
     Args:
-        objective: the method.
-        x: the candidates, (k, *image_shape).
-        multipliers: their multipliers.
-        labels: their labels, or None.
         policy: which candidates split, and how.
         full: the objective with its priors. None is L alone.
         generator: for random directions.

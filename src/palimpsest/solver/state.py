@@ -1,8 +1,9 @@
-"""Everything a reconstruction is, at one moment. Loading a saved state and going on is the same as never stopping."""
+"""The whole state of a run. To load a saved state and go on gives the same result as not to stop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -23,55 +24,55 @@ class Ending(StrEnum):
     FINISHED = "all steps were done"
     CONVERGED = "the gradient fell below the tolerance"
     PLATEAU = "the objective stopped falling"
-    STABLE = "descent ended at a point where no candidate wants to split"
+    STABLE = "descent ended at a point where no split lowers the objective"
 
 
 @dataclass(frozen=True)
 class State:
     """Candidates, multipliers, labels, lineage, the optimiser's memory, the random generator and the clock.
 
-    States are values: a step makes a new one and leaves the old one as it was.
+    States are values: a step makes a new one and does not change the old one.
     """
 
-    x: Tensor
-    """(k, *shape) coordinates of the candidates."""
+    x: Tensor  # (k, *shape) coordinates of the candidates
     multipliers: Tensor
     labels: Tensor | None
-    ids: Tensor
-    """(k,) a number for each candidate, never used again after it has split."""
-    lineage: Tensor
-    """For every number ever given, that of the candidate it split from, or −1."""
-    moments: dict[str, Moments]
-    generator: Tensor
-    """State of the random generator."""
-    multiplier_unit: float = 1.0
-    """The natural size of a multiplier, in which steps are measured."""
+    ids: Tensor  # (k,) a number for each candidate, never used again after it has split
+    lineage: Tensor  # for every number ever given, the number of the candidate that it split from, or −1
+    moments: dict[str, Moments]  # of the optimiser, for "x" and for "multipliers"
+    generator: Tensor  # state of the random generator
+    multiplier_unit: float = 1.0  # the natural size of a multiplier, in which steps are measured
     step: int = 0
-    round: int = 0
-    """How often Phase II has been entered."""
-    phase_start: int = 0
-    """The step at which the present Phase I began."""
+    round: int = 0  # how often Phase II has been entered
+    phase_start: int = 0  # the step at which the present Phase I began
     outcome: Ending | None = None
-    history: tuple[dict[str, Any], ...] = ()
-    """What was recorded: one entry per recording step and one per split."""
+    history: tuple[dict[str, Any], ...] = ()  # one entry for each recorded step and for each round of splitting
 
     @property
     def parents(self) -> Tensor:
         """(k,) number of the candidate that each split from, or −1."""
         return self.lineage[self.ids]
 
+    @property
+    def point(self) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The arguments of an objective."""
+        return self.x, self.multipliers, self.labels
+
+    def inherited(self, parents: Tensor) -> State:
+        """The state with the numbers and the optimiser's memory of these candidates."""
+        moments = {of: {name: t[parents] for name, t in m.items()} for of, m in self.moments.items()}
+        return replace(self, ids=self.ids[parents], moments=moments)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """What a gradient step reads and changes, by name."""
+        tensors = {"x": self.x, "multipliers": self.multipliers}
+        tensors |= {f"moments/{of}/{name}": t for of, m in self.moments.items() for name, t in m.items()}
+        return tensors if self.labels is None else tensors | {"labels": self.labels}
+
     def save(self, path: Path | str, fingerprint: str) -> None:
         from palimpsest.files.storage import save_tensors
 
-        tensors = {
-            "x": self.x,
-            "multipliers": self.multipliers,
-            "ids": self.ids,
-            "lineage": self.lineage,
-            "generator": self.generator,
-        } | {f"moments/{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
-        if self.labels is not None:
-            tensors["labels"] = self.labels
+        tensors = self.tensors() | {"ids": self.ids, "lineage": self.lineage, "generator": self.generator}
         description = {"fingerprint": fingerprint, "outcome": self.outcome, "history": self.history}
         save_tensors(path, tensors, description | {name: getattr(self, name) for name in CLOCK})
 
@@ -81,29 +82,22 @@ class State:
 
         tensors, description = load_tensors(path)
         if description.get("fingerprint") != fingerprint:
-            raise CheckpointError(
-                f"{path} belongs to another problem or other settings; finish that run, or delete the file"
-            )
+            raise CheckpointError(f"{path} belongs to other settings; finish that run, or delete the file")
         try:
             return cls._unpacked(tensors, description, device)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise CheckpointError(f"{path} is damaged ({error}); delete it and start afresh") from error
+            raise CheckpointError(f"{path} is damaged ({error}); delete it and start again") from error
 
     @classmethod
     def _unpacked(cls, tensors: dict[str, Tensor], description: dict[str, Any], device: torch.device) -> State:
-        """The state that was saved; a KeyError, TypeError, ValueError or RuntimeError if none was."""
-        moments: dict[str, Moments] = {}
-        fields: dict[str, Any] = {"labels": None}
-        for name, t in tensors.items():
-            if name.startswith("moments/"):
-                _, of, kind = name.split("/")
-                moments.setdefault(of, {})[kind] = t.to(device)
-            else:
-                fields[name] = t if name == "generator" else t.to(device)
+        """The saved state; a KeyError, TypeError, ValueError or RuntimeError if the file does not hold one."""
+        tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
+        fields: dict[str, Any] = {"labels": None, "moments": moments_of(tensors)}
+        fields |= {name: t for name, t in tensors.items() if not name.startswith("moments/")}
         fields |= {name: description[name] for name in CLOCK}
         outcome = None if description["outcome"] is None else Ending(description["outcome"])
         check_history(description["history"])
-        state = cls(**fields, moments=moments, outcome=outcome, history=tuple(description["history"]))
+        state = cls(**fields, outcome=outcome, history=tuple(description["history"]))
         state._check()
         return state
 
@@ -117,15 +111,18 @@ class State:
 
     def continues(self, fresh: State) -> bool:
         """Whether this may be a later state of a run that began with the fresh one: as many candidates, of one kind."""
-        return self._kinds() == fresh._kinds() and self._first() == fresh._first()
-
-    def _first(self) -> int:
-        """How many candidates the run began with: those that did not split from another."""
-        return int((self.lineage < 0).sum())
+        first, of_fresh = (int((state.lineage < 0).sum()) for state in (self, fresh))  # those that began the run
+        return self._kinds() == fresh._kinds() and first == of_fresh
 
     def _kinds(self) -> dict[str, Any]:
-        tensors = {"x": self.x, "multipliers": self.multipliers}
-        tensors |= {f"{of}/{name}": t for of, moments in self.moments.items() for name, t in moments.items()}
-        if self.labels is not None:
-            tensors["labels"] = self.labels
-        return {name: (t.dtype, t.shape[1:], len(t) == len(self.x)) for name, t in tensors.items()}
+        return {name: (t.dtype, t.shape[1:], len(t) == len(self.x)) for name, t in self.tensors().items()}
+
+
+def moments_of(tensors: Mapping[str, Tensor]) -> dict[str, Moments]:
+    """The optimiser's memory among the tensors of a state."""
+    moments: dict[str, Moments] = {}
+    for name, t in tensors.items():
+        if name.startswith("moments/"):
+            _, of, kind = name.split("/")
+            moments.setdefault(of, {})[kind] = t
+    return moments

@@ -1,4 +1,4 @@
-"""What can be said for certain about the point at which a run ended."""
+"""First- and second-order stationarity of the point at which a run ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from palimpsest.solver.splitting import eigenpairs
 
 
 class Stationarity(StrEnum):
-    """What is known of a point."""
+    """The conclusion about a point."""
 
     CERTIFIED = "an ε-second-order stationary point"
     STEEP = "not stationary: the gradient is too large"
@@ -27,24 +27,18 @@ class Stationarity(StrEnum):
 class Certificate:
     """First- and second-order stationarity of L / ‖T‖² in the candidates.
 
-    A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), with ρ the Lipschitz constant of
-    the Hessian. Since λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify it; only a
-    direction that was found refutes it. Both figures are Ritz values less their error bounds, which are bounds from
-    below once Lanczos has found the least eigenvalue. For all candidates jointly that takes many directions, for which
-    a run in chunks does not have the memory: it is certified by the splitting matrices alone.
+    Because λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify a point; only a direction of
+    negative curvature refutes it. Both figures are Ritz values minus their error bounds. They are lower bounds once
+    Lanczos has found the least eigenvalue. For all candidates jointly this takes more memory than a run in chunks has,
+    so the splitting matrices alone certify such a run.
     """
 
     epsilon: float
-    gradient: float
-    """‖∇_x L‖."""
-    splitting: float
-    """min_i λ_min(S(x_i)), from below."""
-    hessian: float
-    """λ_min(∇²_x L) over all candidates jointly, from below."""
-    found: float
-    """vᵀ∇²_x L v in the direction of least curvature that was found: λ_min from above."""
-    rho: float
-    """A lower bound on ρ, the change of the curvature along its own direction; less than ρ is the safe side."""
+    gradient: float  # ‖∇_x L‖
+    splitting: float  # a lower bound on min_i λ_min(S(x_i))
+    hessian: float  # a lower bound on λ_min(∇²_x L) over all candidates jointly
+    found: float  # vᵀ∇²_x L v in the direction of least curvature that was found: an upper bound on λ_min
+    rho: float  # a lower bound on ρ, the change of the curvature along its own direction; this is the safe side
 
     @property
     def allowed_curvature(self) -> float:
@@ -86,14 +80,6 @@ def certify(
 
     A point is ε-second-order stationary if ‖∇_x L‖ ≤ ε and λ_min(∇²_x L) ≥ −√(ρε), where ρ is the Lipschitz constant
     of the Hessian. ``rec.certify()`` measures the end of a run.
-
-    Args:
-        objective: the method.
-        x: the candidates, (k, *image_shape).
-        multipliers: their multipliers.
-        labels: their labels, if the method uses labels.
-        epsilon: ε.
-        iterations: the number of Lanczos iterations.
 
     Returns:
         An object with the numbers (``gradient``, ``splitting``, ``hessian``, ``found``, ``rho``) and the conclusion

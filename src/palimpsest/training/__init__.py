@@ -1,11 +1,7 @@
-"""Full-batch training to convergence, keeping the start and saying how converged the end is.
+"""Full-batch training by gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v.
 
-Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v. Without weight decay θ − θ_0 is a sum of
-gradients, so everything that the theory says about the span of the data holds for these networks.
-
-For a separable loss without weight decay F is log L, not L. Its gradient ∇L/L is, once the
-data are separated, a convex combination of the gradients of the margins, so the step keeps its length when
-the loss is 10⁻³⁰⁰: training goes on towards the direction of maximum margin instead of standing still.
+Without weight decay θ − θ_0 is a sum of gradients, so the theory about the span of the data holds. For a separable loss
+F is then log L. Its gradient ∇L/L keeps its size when L is 10⁻³⁰⁰, so training goes on towards the maximum margin.
 """
 
 from palimpsest.training.fit import Convergence, Fit, Record, train

@@ -1,13 +1,13 @@
-"""In which coordinates a network is trained: those of its first layer that the images can move, where these are fewer.
+"""The coordinates in which a network is trained: the directions of its first layer that the images can move.
 
 Let X be the n images as rows, and X = S Qᵀ with orthonormal columns Q (d×n). A stack of dense layers sees an image only
-through W_1 x = (W_1 Q) s, and every gradient in W_1 is a sum of (…)·xᵀ, so that W_1 moves in the columns of Q alone:
+through W_1 x = (W_1 Q) s, and every gradient in W_1 is a sum of (…)·xᵀ. So W_1 moves in the columns of Q alone:
 
     W_1 = A Qᵀ + c∘U,    U = W_1(0) (1 − QQᵀ),    A(0) = W_1(0) Q,    c(0) = 1.
 
-A rotation leaves gradient descent, with or without momentum, as it is; so A is trained on the images S, of n numbers
-each and not d. Weight decay shrinks U, row by row, as it would shrink one weight for each unit whose input is always 0.
-That weight, |U_j| at first, is one more column of A, and gives ‖θ‖ its due.
+A rotation does not change gradient descent, so A is trained on the images S, with n numbers each instead of d. Weight
+decay shrinks U row by row, like one more weight for each unit whose input is always 0. This weight, |U_j| at first, is
+one more column of A. ‖θ‖ then stays the same.
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ class Coordinates:
         self.model = model
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.named:
-            raise NoGradientError("the network has no parameter to train; let some require a gradient")
-        self.images = images.to(next(iter(self.named.values())), copy=True)  # not what torch.inference_mode() made
+            raise NoGradientError("the network does not have a parameter to train; set requires_grad on some")
+        self.images = images.to(
+            next(iter(self.named.values())), copy=True
+        )  # tensors of torch.inference_mode() cannot be trained on
         if len(images) == 0:
             raise InvalidInputError("there are no images to train on; give at least one")
         if not torch.isfinite(self.images).all():
@@ -46,10 +48,10 @@ class Coordinates:
         n = len(self.images)
         if not isinstance(outputs, Tensor) or outputs.dtype not in (torch.float32, torch.float64):
             kind = outputs.dtype if isinstance(outputs, Tensor) else type(outputs).__name__
-            raise InvalidInputError(f"the network returns {kind}; it must return a tensor of float32 or float64")
+            raise InvalidInputError(f"the network returns {kind}; let it return a tensor of float32 or float64")
         if outputs.ndim > 2 or outputs.shape[:1] != (n,):
-            raise InvalidInputError(f"the network gives outputs of shape {tuple(outputs.shape)} for {n} images;"
-                                    " it must give (k,), (k, 1) or (k, C)")  # fmt: skip
+            shape = tuple(outputs.shape)
+            raise InvalidInputError(f"the network returns {shape} for {n} images; let it return ({n},) or ({n}, C)")
         return outputs.reshape(n, -1)
 
     @torch.no_grad()
@@ -64,7 +66,7 @@ class Coordinates:
 
 
 class SpanCoordinates(Coordinates):
-    """A stack of dense layers on fewer images than an image has numbers."""
+    """A stack of dense layers on fewer images than an image has pixels."""
 
     def __init__(self, model: nn.Module, images: Tensor, layers: tuple[Layer, ...]) -> None:
         super().__init__(model, images)
@@ -88,12 +90,14 @@ class SpanCoordinates(Coordinates):
 
     def in_full(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ΔA, n = θ[self._first].double() - self._A.double(), self._Q.shape[1]
-        W = self._start + ΔA[:, :n] @ self._Q.T + ΔA[:, n, None] * self._U  # what did not move stays as it is, exactly
+        W = (
+            self._start + ΔA[:, :n] @ self._Q.T + ΔA[:, n, None] * self._U
+        )  # directions that did not move stay exactly the same
         return dict(θ) | {self._first: W}
 
 
 def coordinates(model: nn.Module, images: Tensor) -> Coordinates:
-    """The fewest in which the network can be trained."""
+    """The fewest coordinates in which the network can be trained."""
     whole = Coordinates(model, images)
     if len(images) + ALIGNED < images[0].numel():
         layers = recognise(model, whole.images)

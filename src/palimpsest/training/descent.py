@@ -1,4 +1,4 @@
-"""Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v, that knows when to stop."""
+"""Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v, and when it stops."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from palimpsest.execution import Program, Tensors
 from palimpsest.execution.fusion import fusible
 from palimpsest.training.problem import Evaluation, Numbers, TrainingProblem
 
-WINDOW = 500  # steps over which the progress under weight decay is looked at
-REESTIMATE, SETTLED = 10, 1000  # steps between two looks at the curvature; ten times as many once it has settled
+WINDOW = 500  # steps over which progress under weight decay is measured
+REESTIMATE, SETTLED = 10, 1000  # steps between two estimates of the curvature; ten times as many once it has settled
 CLOCK = ("step", "stopped", "diverged", "gap", "tolerance", "rate", "steady", "reach")
 
 
 class Descent:
-    """Gradient descent with momentum as programs for an executor: nothing is read back while they run.
+    """Gradient descent with momentum as programs for an executor, which do not read values back from the device.
 
-    Once training is over, further steps leave everything as it is; so it does not matter how many were asked for.
+    Once training is over, further steps do not change anything, so a plan may contain too many.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Descent:
         return tensors
 
     def plan(self, step: int, record_every: int) -> list[str]:
-        """The programs of the next steps, a look at the curvature before every tenth; many where asking is dear."""
+        """The programs of the next steps, with an estimate of the curvature before every tenth. On CUDA, many steps."""
         plan = []
         for s in range(step, step + REESTIMATE * (20 if self.problem.images.is_cuda else 1)):
             every = REESTIMATE if s < SETTLED else 10 * REESTIMATE
@@ -61,7 +61,7 @@ class Descent:
         return plan
 
     def look(self, tensors: Tensors) -> Tensors:
-        """What there is to say of the present point."""
+        """The record of the present point."""
         return self._entry(tensors, self.problem.evaluate(part(tensors, "θ")))
 
     def _estimate(self, tensors: Tensors, _: Tensor | None, *, iterations: int) -> None:
@@ -84,9 +84,9 @@ class Descent:
         return entry
 
     def _gap(self, tensors: Tensors, state: Evaluation) -> Tensor:
-        """The gap of this point; under weight decay, by what fraction F has fallen in the last 500 steps.
+        """The gap of this point; under weight decay, the fraction by which F fell in the last 500 steps.
 
-        The norm of the gradient would not do: ReLU networks with weight decay end on kinks, where it jumps.
+        The gradient is no measure there: ReLU networks with weight decay end on kinks, where it jumps.
         """
         if not self.problem.decay:
             return state.numbers.gap
@@ -102,7 +102,7 @@ class Descent:
 
 @fusible
 def _decide(clock: Tensors, numbers: Numbers, gap: Tensor, steps: int, chosen: bool) -> tuple[Tensor, Tensors]:
-    """Whether to move, and the clock set: the gap, the rate, and whether training is over or has failed."""
+    """Whether to move, and the new clock: the gap, the rate, and whether training is over or has diverged."""
     step, stopped, diverged = clock["step"], clock["stopped"], clock["diverged"]
     over = (gap <= clock["tolerance"]) | (step >= steps)
     longest = clock["reach"] * numbers.norm / numbers.gradient_norm.clamp_min(1e-30)

@@ -1,4 +1,4 @@
-"""`pal.train`: from a network and its images to the trained network, and how converged it is."""
+"""`pal.train` trains a network on its images, and says how converged it is."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Fit:
         return f"Training {end} in {steps} steps: {gap}, loss {self.loss:.2g}{accuracy}."
 
 
-@torch.inference_mode(False)  # gradients are needed, whatever mode the caller is in
+@torch.inference_mode(False)  # training needs gradients, whatever mode the caller is in
 def train(
     model: nn.Module,
     images: Tensor,
@@ -132,8 +132,7 @@ def train(
     history: list[Record] = []
 
     def record(entry: Tensors) -> None:
-        history.append({name: value for name, value in _numbers(entry).items() if value is not None})
-        history[-1]["step"] = int(history[-1]["step"])
+        history.append(_record(entry))
         if callback:
             callback(history[-1])
 
@@ -156,7 +155,7 @@ def train(
 def _fit(
     problem: TrainingProblem, tensors: Tensors, initial: dict[str, Tensor], history: list[Record], tolerance: float
 ) -> Fit:
-    """The result: the network with its final weights, described by the last entry of the history."""
+    """The network with its final weights, and the last entry of the history."""
     θ, last = part(tensors, "θ"), history[-1]
     problem.network.write(θ)
     degree, margin = problem.degree(θ), last.get("margin", math.nan)
@@ -177,19 +176,21 @@ def _fit(
     )
 
 
-def _numbers(entry: Tensors) -> dict[str, float | None]:
-    """One entry of the history: read from the device at once."""
+def _record(entry: Tensors) -> Record:
+    """One entry of the history, read from the device at once. It leaves out numbers that are not defined."""
     values = dict(zip(entry, torch.stack([t.double() for t in entry.values()]).tolist(), strict=True))
-    record: dict[str, float | None] = {"step": values["step"], "learning_rate": values["rate"]}
+    record = {"step": int(values["step"]), "learning_rate": values["rate"]}
     record |= {"loss": math.exp(min(values["log_loss"], 700.0)), "log_loss": values["log_loss"], "gap": values["gap"]}
-    return record | {name: None if math.isnan(values[name]) else values[name] for name in ("margin", "kkt_residual")}
+    return record | {name: values[name] for name in ("margin", "kkt_residual") if not math.isnan(values[name])}
 
 
 def _check(loss: str, steps: int, rate: float | None, momentum: float, decay: float, tolerance: float | None) -> None:
     if loss not in ("squared", "logistic", "cross_entropy"):
         raise InvalidInputError(f"loss is {loss!r}; choose 'squared', 'logistic' or 'cross_entropy'")
     if steps < 1 or not 0 <= momentum < 1 or not 0 <= decay < math.inf:
-        raise InvalidInputError("steps must be positive, momentum in [0, 1), weight_decay at least 0")
+        raise InvalidInputError(
+            "steps, momentum or weight_decay is out of range; give steps ≥ 1, 0 ≤ momentum < 1 and weight_decay ≥ 0"
+        )
     if rate is not None and not 0 < rate < math.inf:
         raise InvalidInputError(f"learning_rate is {rate}; give a positive number or leave it out")
     if tolerance is not None and not tolerance > 0:

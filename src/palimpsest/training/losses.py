@@ -1,7 +1,4 @@
-"""Losses as functions of the outputs Φ, differentiated by hand.
-
-Each gives F (or its part without weight decay), log L, the gap, the least margin, and ∂F/∂Φ.
-"""
+"""Losses of the outputs Φ: F (without weight decay), log L, the gap, the least margin, and ∂F/∂Φ by hand."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from torch.nn.functional import logsigmoid
 
 from palimpsest.execution.fusion import fusible
 
-Judged = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+Terms = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 @fusible
-def squared(Φ: Tensor, y: Tensor, decay: bool, has_margin: bool) -> Judged:
+def squared(Φ: Tensor, y: Tensor, decay: bool, has_margin: bool) -> Terms:
     """L = mean_i ‖Φ(x_i) − y_i‖²; the gap is the largest error."""
     error = Φ - y
     L = error.square().sum(1).mean()
@@ -25,7 +22,7 @@ def squared(Φ: Tensor, y: Tensor, decay: bool, has_margin: bool) -> Judged:
 
 
 @fusible
-def separable(Φ: Tensor, y: Tensor, decay: bool, has_margin: bool) -> Judged:
+def separable(Φ: Tensor, y: Tensor, decay: bool, has_margin: bool) -> Terms:
     """F = log mean_i log(1 + e^{−m_i}), or without the outer logarithm under weight decay; the gap is set later."""
     m = margins(Φ, y)
     log_loss = _log_losses(m).logsumexp(0) - math.log(len(m))
@@ -46,7 +43,7 @@ def margins(Φ: Tensor, y: Tensor) -> Tensor:
 
 
 def _log_losses(m: Tensor) -> Tensor:
-    """log log(1 + e^{−m}) for each margin, also where log(1 + e^{−m}) underflows: there it is −m."""
+    """log log(1 + e^{−m}) for each margin; −m if log(1 + e^{−m}) underflows."""
     far = m > 30
     return torch.where(far, -m, torch.log(-logsigmoid(m.masked_fill(far, 0.0))))
 
@@ -57,7 +54,7 @@ def shares(m: Tensor) -> Tensor:
 
 
 def _least_margin(Φ: Tensor, y: Tensor, defined: bool) -> Tensor:
-    """min_i of y_i Φ(x_i), or of Φ_y(x_i) − max_{j≠y} Φ_j(x_i); NaN where labels are real targets."""
+    """min_i of y_i Φ(x_i), or of Φ_y(x_i) − max_{j≠y} Φ_j(x_i); NaN if labels are real targets."""
     if not defined:
         return torch.full_like(Φ[0, 0], math.nan)
     if y.shape[1] == 1:
@@ -66,5 +63,5 @@ def _least_margin(Φ: Tensor, y: Tensor, defined: bool) -> Tensor:
 
 
 def tiny(x: Tensor) -> float:
-    """The least positive number of a tensor's precision, against division by zero."""
+    """The smallest positive number of a tensor's precision, against division by zero."""
     return torch.finfo(x.dtype).tiny

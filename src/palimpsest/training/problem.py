@@ -1,10 +1,9 @@
-"""What training minimises: F, its gradient and its curvature at any θ."""
+"""The function F that training minimises: its value, gradient and curvature at any θ."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import torch
@@ -21,23 +20,18 @@ LossName = Literal["squared", "logistic", "cross_entropy"]
 
 
 class Numbers(NamedTuple):
-    """What there is to know of one θ, as tensors on the device."""
+    """The numbers that describe one θ, on the device."""
 
-    value: Tensor
-    """F."""
+    value: Tensor  # F
     log_loss: Tensor
     gap: Tensor
     margin: Tensor
-    kkt_residual: Tensor
-    """NaN for squared loss."""
-    norm: Tensor
-    """‖θ‖."""
-    gradient_norm: Tensor
-    """‖∇F‖."""
+    kkt_residual: Tensor  # NaN for squared loss
+    norm: Tensor  # ‖θ‖
+    gradient_norm: Tensor  # ‖∇F‖
 
 
-@dataclass(frozen=True)
-class Evaluation:
+class Evaluation(NamedTuple):
     numbers: Numbers
     gradient: tuple[Tensor, ...]
 
@@ -65,11 +59,10 @@ class TrainingProblem:
 
     @property
     def stride(self) -> float:
-        """By what fraction of ‖θ‖ a step of chosen length may move θ.
+        """The fraction of ‖θ‖ by which a step of chosen length may move θ.
 
-        Short for squared loss: overshooting moves the weights in ways that no image explains. Longer towards
-        the maximum margin, where the weights have to grow many times over, and where weight decay will have
-        the weights forget their way.
+        It is short for squared loss, because images do not explain the change of an overshooting step. It is longer
+        towards the maximum margin, where weights grow many times over, and under weight decay, which forgets the way.
         """
         return 0.00025 if self.loss == "squared" and not self.decay else 0.02
 
@@ -78,7 +71,7 @@ class TrainingProblem:
         return 0.001 if self.decay else 0.01 if self.loss == "squared" else 0.1
 
     def fitted(self, outputs: Tensor) -> Tensor:
-        """What the loss is a function of: the outputs Φ for squared loss, otherwise the margins m."""
+        """The argument of the loss: the outputs Φ for squared loss, otherwise the margins m."""
         return outputs if self.loss == "squared" else margins(outputs, self.targets)
 
     def evaluate(self, θ: Mapping[str, Tensor]) -> Evaluation:
@@ -87,19 +80,17 @@ class TrainingProblem:
         with torch.enable_grad():
             outputs = self.outputs(leaves)
         loss = squared if self.loss == "squared" else separable
-        value, log_loss, gap, margin, pull = loss(outputs.detach(), self.targets, bool(self.decay), self.has_margin)
+        *numbers, pull = loss(outputs.detach(), self.targets, bool(self.decay), self.has_margin)
         parameters = list(leaves.values())
         gradient = torch.autograd.grad(outputs, parameters, pull, allow_unused=True, materialize_grads=True)
-        numbers = (value, log_loss, gap, margin)
         return Evaluation(*with_geometry(numbers, parameters, gradient, self.decay, self.loss != "squared"))
 
     def curvature(self, θ: Mapping[str, Tensor], direction: Tensor, iterations: int) -> tuple[Tensor, Tensor]:
-        """Largest eigenvalue of JᵀDJ (+ δ), by power iteration, and the direction from which to go on next time.
+        """Largest eigenvalue of JᵀDJ (+ δ), by power iteration, and the direction for the next estimate.
 
-        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a
-        separable one, and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. That bounds the
-        curvature of log L and is at least about ‖∇F‖², so no step is long because one image dominates and F
-        looks straight.
+        J is the Jacobian in θ of the outputs or margins. D is 2/n for squared loss, σ(m)σ(−m)/n for a separable one,
+        and for its logarithm the p_i = σ(−m_i)/Σ_j ℓ_j of ∇F = −Σ_i p_i ∇m_i. This bounds the curvature of log L. It is
+        at least about ‖∇F‖², which keeps steps short if one image dominates and F looks straight.
         """
 
         def function(θ: dict[str, Tensor]) -> Tensor:
@@ -114,7 +105,7 @@ class TrainingProblem:
             (v,) = pull(D * u)
             u = D * jvp(function, (point,), (v,))[1]
             λ = u.norm()
-        # A little of every direction is kept, so that one which has become the steepest is found next time.
+        # A little of every direction is kept, so the next estimate finds one that has become the steepest.
         onwards = u / λ.clamp_min(tiny(u)) + 0.01 / math.sqrt(u.numel())
         return λ.clamp_min(1e-30) + self.decay, onwards.detach()
 
@@ -142,37 +133,35 @@ class TrainingProblem:
 
 
 def _targets(labels: Tensor, outputs: Tensor, loss: LossName) -> Tensor:
-    """What the outputs are compared with, after checking that labels, outputs and loss fit together."""
+    """The targets of the outputs, after checking that labels, outputs and loss fit together."""
     n, C = outputs.shape
     if loss == "squared" and labels.dtype.is_floating_point and labels.numel() == outputs.numel():
         return labels.to(outputs).reshape(n, C)
     if labels.shape != (n,):
-        raise InvalidInputError(f"labels have shape {tuple(labels.shape)}; give one for each of {n} images")
+        raise InvalidInputError(f"labels have shape {tuple(labels.shape)}; give one for each of the {n} images")
     if C == 1 and loss != "cross_entropy":
         if not bool((labels.abs() == 1).all()):
-            raise InvalidInputError("a network with one output needs labels −1 and 1")
+            raise InvalidInputError("the labels do not fit a network with one output; give −1 and 1")
         return labels.to(outputs).reshape(n, 1)
     if loss == "logistic" or C == 1:
-        raise InvalidInputError(f"{loss} loss does not fit {C} output(s); logistic takes 1, cross_entropy more")
+        raise InvalidInputError(
+            f"{loss} loss does not fit {C} output(s); use logistic for 1 and cross_entropy for more"
+        )
     if labels.dtype.is_floating_point or not bool(((labels >= 0) & (labels < C)).all()):
-        raise InvalidInputError(f"a network with {C} outputs needs whole labels 0…{C - 1}")
+        raise InvalidInputError(f"the labels do not fit a network with {C} outputs; give integers from 0 to {C - 1}")
     return one_hot(labels.long(), C).to(outputs)
 
 
 @fusible
 def with_geometry(
-    judged: tuple[Tensor, Tensor, Tensor, Tensor],
-    θ: Sequence[Tensor],
-    gradient: Sequence[Tensor],
-    decay: float,
-    separable: bool,
+    of_outputs: Sequence[Tensor], θ: Sequence[Tensor], gradient: Sequence[Tensor], decay: float, separable: bool
 ) -> tuple[Numbers, tuple[Tensor, ...]]:
-    """The judgement completed by what the whole of θ and of the gradient say, and the gradient with weight decay.
+    """The numbers of the outputs completed by those of θ and the gradient, and the gradient with weight decay.
 
-    The KKT residual min_{c≥0} ‖θ + c∇L‖/‖θ‖ is the sine of the angle between θ and −∇L = Σ λ_i ∇m_i, 1 if it is
-    obtuse; it is the gap of a separable loss once all images are on the right side.
+    The KKT residual min_{c≥0} ‖θ + c∇L‖/‖θ‖ is the sine of the angle between θ and −∇L = Σ λ_i ∇m_i, and 1 if the angle
+    is obtuse. It is the gap of a separable loss once all images are on the right side.
     """
-    value, log_loss, gap, margin = judged
+    value, log_loss, gap, margin = of_outputs
     θ = [p.detach() for p in θ]
     norm, gradient_norm, inner = (
         torch.stack([(a * b).sum() for a, b in zip(left, right, strict=True)]).sum()
