@@ -1,12 +1,12 @@
-"""A different data set that explains the same network: proof that weights need not determine the data.
+"""A different dataset that explains the same network: proof that weights need not determine the data.
 
 The stationarity system of a two-layer network Φ(x) = Σ_j a_j (W_j·x)^α,
 
     α a_j Σ_i b_i (W_j·x_i)^{α−1} x_i = W_j,    Σ_i b_i (W_j·x_i)^α = a_j,
 
-has a solution set through the true (x_i, b_i). Where that set has a tangent space, we step along it and
-return to the set by Gauss–Newton; where it has none, one more sample gives it one. With margins, y_i Φ(x_i) =
-1 and y_i b_i > 0 for y_i = sign b_i are kept as well, so the network is a KKT point of the new data set too.
+has a solution set through the true (x_i, b_i). If that set has a tangent space, we take a step along it and return to
+the set by Gauss–Newton. If it does not, one more sample gives it one. With margins, y_i Φ(x_i) = 1 and y_i b_i > 0 for
+y_i = sign b_i are kept as well, so the network is a KKT point of the new dataset too.
 """
 
 from __future__ import annotations
@@ -71,19 +71,18 @@ def counterexample(
         True
     """
     if network.b is not None or any(network.coefficients[:-1]):
-        raise InvalidInputError("only monomial activations without bias are covered; give such a network")
+        raise InvalidInputError("the network has a bias or lower powers; give one without bias, of one power")
     x, b = samples.detach().double(), weights.detach().double()
     check_samples(x, b)
-    if x.shape[1] != network.W.shape[1]:
-        raise InvalidInputError(
-            f"samples of {x.shape[1]} coordinates do not fit neurons of {network.W.shape[1]}; give the network's own"
-        )
+    if x.shape[1] != (d := network.W.shape[1]):
+        raise InvalidInputError(f"the samples have {x.shape[1]} coordinates; give {d}, as the network's neurons have")
     system = _System(network, margins)
     if not (start := system.residual(x, b, b.sign(), b)) <= 1e-8:
-        raise InvalidInputError(f"the network is not stationary for these samples ({start:.1e}); solve first")
+        raise InvalidInputError(f"the network is not stationary for these samples ({start:.1e}); use max_margin first")
     generator = torch.Generator().manual_seed(seed)
     J = torch.func.jacrev(lambda u: system(u, b.sign(), b))(_pack(x, b))
-    tangent = _null_space(J)
+    _, σ, Vh = torch.linalg.svd(J)
+    tangent = Vh[int((σ > 1e-9 * σ[0]).sum()) :].T
     for trial in range(40):
         y, start_x, start_b = _guess(x, b, tangent, generator, size=0.4 * 0.9**trial)
         found = _return_to_set(system, start_x, start_b, y)
@@ -92,7 +91,7 @@ def counterexample(
         moved = _distance(found[0], x)
         if moved >= distance and (found[1] * y > 0).all():
             return Counterexample(*found, system.residual(*found, y, start_b), moved, tangent.shape[1])
-    raise NoCounterexampleError("no other data set with these weights was found; the data may be determined")
+    raise NoCounterexampleError("found no other dataset with these weights; try another seed or a smaller distance")
 
 
 @dataclass(frozen=True)
@@ -120,15 +119,10 @@ def _pack(x: Tensor, b: Tensor) -> Tensor:
     return torch.cat([x.flatten(), b])
 
 
-def _null_space(J: Tensor) -> Tensor:
-    _, σ, Vh = torch.linalg.svd(J)
-    return Vh[int((σ > 1e-9 * σ[0]).sum()) :].T
-
-
 def _guess(
     x: Tensor, b: Tensor, tangent: Tensor, generator: torch.Generator, size: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """A step along the set, or where it is a point, one sample split in two and pulled apart."""
+    """A step along the set or, if the set is a point, one sample split into two."""
     scale = size * float(x.norm(dim=1).mean())
     if tangent.shape[1]:
         step = tangent @ torch.randn(tangent.shape[1], generator=generator, dtype=x.dtype)
@@ -140,13 +134,13 @@ def _guess(
     v *= scale / v.norm()
     split = torch.cat([x, (x[i] - v)[None]])
     split[i] += v
-    halves = torch.cat([b, b[i : i + 1] / 2])
-    halves[i] /= 2
+    halves = torch.cat([b, b[i : i + 1]])
+    halves[[i, -1]] /= 2
     return halves.sign(), split, halves
 
 
 def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Gauss–Newton with the shortest steps, so as not to slide back; None where it does not arrive."""
+    """Gauss–Newton with the shortest steps, so that it does not slide back; None if it does not converge."""
     u, b0 = _pack(x, b), b
     for _ in range(60):
         g = system(u, y, b0)
@@ -160,6 +154,6 @@ def _return_to_set(system: _System, x: Tensor, b: Tensor, y: Tensor) -> tuple[Te
 
 
 def _distance(new: Tensor, old: Tensor) -> float:
-    """How far the direction of a new sample is from all old ones, up to sign; norms make no difference."""
+    """The distance between the direction of the farthest new sample and all old ones, up to sign."""
     u, v = (torch.nn.functional.normalize(x, dim=1) for x in (new, old))
     return float(torch.minimum(torch.cdist(u, v), torch.cdist(u, -v)).min(1).values.max())

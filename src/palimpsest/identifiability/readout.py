@@ -1,4 +1,4 @@
-"""From the fitted z_i = |b_i|^{1/α} x_i to samples and weights, and from its errors to theirs."""
+"""From the fitted z_i = |b_i|^{1/α} x_i and its errors to samples, weights and their errors."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def samples_and_weights(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """x_i, b_i and the derivative ∂x_i/∂z_i, of shapes (n, d), (n,) and (n, d, D).
 
-    With a bias z_i ∝ (x_i, 1), D = d + 1, and the last coordinate gives sign and norm. Without, D = d, the
-    norm is given, and the sign is chosen to make the sum of the coordinates positive.
+    With a bias, z_i ∝ (x_i, 1), D = d + 1, and the last coordinate gives sign and norm. Without one, D = d, the
+    norm is given, and the sign makes the sum of the coordinates positive.
     """
     if bias:
         last = z[:, -1:]
