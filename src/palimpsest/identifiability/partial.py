@@ -17,7 +17,7 @@ from palimpsest.identifiability.decomposition import Terms, random_slices
 from palimpsest.identifiability.polynomials import contract
 
 
-class Span(NamedTuple):
+class SampleSpan(NamedTuple):
     """Orthonormal basis (d, r) of the span of the samples, and a bound on the error of each direction, (r,)."""
 
     basis: Tensor
@@ -28,7 +28,7 @@ class Span(NamedTuple):
         return self.basis.shape[1]
 
 
-def span(values: Tensor, noise: float) -> Span:
+def span(values: Tensor, noise: float) -> SampleSpan:
     """The row space of the values above the noise.
 
     The bound on the sine of the angle between a direction and the span of the samples is Wedin's, ‖E‖/σ_k,
@@ -42,7 +42,7 @@ def span(values: Tensor, noise: float) -> Span:
     size = noise * float(values.square().mean().sqrt()) * (m**0.5 + d**0.5)
     _, σ, Vh = torch.linalg.svd(values, full_matrices=False)
     kept = σ > 2 * size
-    return Span(Vh[kept].T, size / σ[kept])
+    return SampleSpan(Vh[kept].T, size / σ[kept])
 
 
 def split_off(T: Tensor, terms: Terms) -> Tensor:

@@ -30,7 +30,7 @@ from palimpsest.identifiability.certificate import (
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
-from palimpsest.identifiability.partial import Span
+from palimpsest.identifiability.partial import SampleSpan
 from palimpsest.identifiability.polynomials import distinct_directions, monomial_count
 from palimpsest.identifiability.problem import Problem
 from palimpsest.identifiability.readout import propagate, samples_and_weights
@@ -164,11 +164,15 @@ class _Attempt:
 
 
 def _refused(
-    problem: Problem, reason: str, span: Span | None = None, T: Interpolant | None = None, misfit: float = torch.nan
+    problem: Problem,
+    reason: str,
+    span: SampleSpan | None = None,
+    T: Interpolant | None = None,
+    misfit: float = torch.nan,
 ) -> Identification:
     """No samples, only the span if it is known; the misfit is that of the best samples."""
     d, nothing = problem.points.shape[1], problem.points.new_zeros(0)
-    span = span or Span(problem.points.new_zeros(d, 0), nothing)
+    span = span or SampleSpan(problem.points.new_zeros(d, 0), nothing)
     T = T or Interpolant(nothing, 0, 0, 0.0, torch.nan, nothing)
     certificate = IdentifiabilityCertificate(
         verdict=Extent.NOT_IDENTIFIED, reason=reason, most_active=None, not_identified=("the samples",),
@@ -180,7 +184,7 @@ def _refused(
     return Identification(problem.points.new_zeros(0, d - problem.bias), nothing, certificate, span.basis)
 
 
-def _interpolate(problem: Problem, seed: int) -> tuple[Span, Interpolant]:
+def _interpolate(problem: Problem, seed: int) -> tuple[SampleSpan, Interpolant]:
     """The span of the samples, which only vector values reveal beforehand, and T on it."""
     w, F = problem.points, problem.values
     if problem.scalar:
@@ -189,12 +193,12 @@ def _interpolate(problem: Problem, seed: int) -> tuple[Span, Interpolant]:
             T = interpolate(w, F, problem.degree)
         else:
             basis, T = complete(w, F, problem.degree, seed=seed)
-        return Span(basis, w.new_full((basis.shape[1],), torch.nan)), T
+        return SampleSpan(basis, w.new_full((basis.shape[1],), torch.nan)), T
     span = partial.span(F, problem.noise)
     return span, interpolate(w @ span.basis, F @ span.basis, problem.degree)
 
 
-def _checked(problem: Problem, span: Span) -> bool:
+def _checked(problem: Problem, span: SampleSpan) -> bool:
     """Whether evaluations outnumber what they determine: the dimension of the span, and the entries of T on it.
 
     If every independent evaluation brings a new direction, as at the minimum of the margin problem, the next one
@@ -212,7 +216,7 @@ def _checked(problem: Problem, span: Span) -> bool:
     return independent > r and distinct * r > monomial_count(r, problem.degree)
 
 
-def _reduced(problem: Problem, span: Span, T: Interpolant) -> tuple[Span, Interpolant]:
+def _reduced(problem: Problem, span: SampleSpan, T: Interpolant) -> tuple[SampleSpan, Interpolant]:
     """T on the span of the samples, which scalar values reveal only now."""
     if not problem.scalar:
         return span, T
@@ -221,10 +225,10 @@ def _reduced(problem: Problem, span: Span, T: Interpolant) -> tuple[Span, Interp
     tensor = T.tensor
     for _ in range(problem.degree):
         tensor = torch.tensordot(tensor, kept, dims=([0], [0]))
-    return Span(span.basis @ kept, span.bounds[: kept.shape[1]]), replace(T, tensor=tensor)
+    return SampleSpan(span.basis @ kept, span.bounds[: kept.shape[1]]), replace(T, tensor=tensor)
 
 
-def _start(problem: Problem, T: Interpolant, span: Span, p: int, seed: int) -> _Attempt:
+def _start(problem: Problem, T: Interpolant, span: SampleSpan, p: int, seed: int) -> _Attempt:
     """The terms of T in the coordinates of the fit: those of the span, or of all space for scalar values."""
     U = span.basis
     terms = decompose(T.tensor, p, noise=min(1e-3, 10 * problem.noise / T.conditioning), seed=seed)
@@ -233,7 +237,7 @@ def _start(problem: Problem, T: Interpolant, span: Span, p: int, seed: int) -> _
     return _Attempt(terms, Refined(z, None, torch.nan, 0), terms.weights.sign(), embedding, torch.inf)
 
 
-def _attempts(problem: Problem, T: Interpolant, span: Span, seed: int) -> Iterator[_Attempt]:
+def _attempts(problem: Problem, T: Interpolant, span: SampleSpan, seed: int) -> Iterator[_Attempt]:
     """Fits of the terms of T: from one set of slices, then with damping from others, because noise may spoil slices."""
     for p in orders(problem.degree):
         yield _fit(problem, _start(problem, T, span, p, seed))
@@ -276,7 +280,7 @@ def _allowed(problem: Problem, T: Interpolant, attempt: _Attempt) -> float:
 
 
 def _conclude(
-    problem: Problem, T: Interpolant, attempt: _Attempt, span: Span, network: PolynomialNetwork | None
+    problem: Problem, T: Interpolant, attempt: _Attempt, span: SampleSpan, network: PolynomialNetwork | None
 ) -> Identification:
     """Samples in the caller's units, their expected errors, and the verdict."""
     if problem.estimated:
@@ -327,7 +331,7 @@ def _variance(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tens
     return gain.square()[:, None, None] * torch.eye(k, dtype=z.dtype), gain.square()
 
 
-def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: Span, misfit: float) -> Identification:
+def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: SampleSpan, misfit: float) -> Identification:
     """T is not a sum of independent terms to within the noise. Keep the terms that split off."""
     if T.misfit > problem.allowed:
         completed = problem.scalar and not len(T.factor)
