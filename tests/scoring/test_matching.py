@@ -65,7 +65,7 @@ def test_images_without_a_candidate_get_zeros():
 
 
 def test_unknown_rules():
-    with pytest.raises(InvalidInputError, match="choose 'nearest'"):
+    with pytest.raises(InvalidInputError, match="furthest"):
         matching.match(torch.zeros(2, 2), rule="furthest")
-    with pytest.raises(InvalidInputError, match="vote with another rule"):
+    with pytest.raises(InvalidInputError, match="one-to-one"):
         matching.vote(torch.zeros(2, 1, 2, 2), torch.zeros(2, 2), rule="one-to-one")
