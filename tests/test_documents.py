@@ -163,4 +163,4 @@ def test_what_is_said_about_digits_is_what_was_measured(name):
 
 
 def test_the_tables_of_the_documents_are_those_of_the_measurements():
-    subprocess.run([sys.executable, ROOT / "benchmarks" / "tables.py", "--check"], check=True)
+    subprocess.run([sys.executable, ROOT / "experiments" / "performance.py", "--check"], check=True)
