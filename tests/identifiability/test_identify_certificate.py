@@ -87,11 +87,7 @@ def test_three_samples_in_a_plane_are_never_vouched_for():
         F = evaluate(x, b, w, 3)
         assert identify(w, F, count=5).certificate.verdict is Extent.NOT_IDENTIFIED
         found = identify(w, F)
-        assert found.certificate.verdict in (
-            Extent.CONDITIONAL,
-            Extent.IN_PART,
-            Extent.NOT_IDENTIFIED,
-        )
+        assert found.certificate.verdict in (Extent.CONDITIONAL, Extent.IN_PART, Extent.NOT_IDENTIFIED)
         if found.certificate.verdict is Extent.IN_PART:  # the two outside the plane split off
             assert error(found.samples, x[2:4]) < 1e-6
 

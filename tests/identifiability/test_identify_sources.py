@@ -7,13 +7,7 @@ import torch
 from identifiability_problems import batch_gradient, digits, error, healthy, network, unit
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
-from palimpsest.identifiability import (
-    from_gradient,
-    from_head_training,
-    from_lazy_training,
-    from_network,
-    identify,
-)
+from palimpsest.identifiability import from_gradient, from_head_training, from_lazy_training, from_network, identify
 
 
 @pytest.mark.parametrize("n", [10, 20, 40])

@@ -58,10 +58,7 @@ def test_votes_average_the_near_ones():
 
 def test_images_without_a_candidate_get_zeros():
     s = torch.tensor([[0.9, 0.8], [0.7, 0.1]])
-    assert matching.vote(torch.ones(2, 1, 2, 2), s, rule="best-buddies").flatten(1).sum(1).tolist() == [
-        4.0,
-        0.0,
-    ]
+    assert matching.vote(torch.ones(2, 1, 2, 2), s, rule="best-buddies").flatten(1).sum(1).tolist() == [4.0, 0.0]
 
 
 def test_unknown_rules():

@@ -169,10 +169,7 @@ def test_centred_images_need_no_mean(faces):
 def test_the_order_of_candidates_does_not_matter(seed, rule, voting):
     generator = torch.Generator().manual_seed(seed)
     candidates = torch.randn(12, 1, 12, 12, generator=generator)
-    images, others = (
-        torch.rand(9, 1, 12, 12, generator=generator),
-        torch.rand(11, 1, 12, 12, generator=generator),
-    )
+    images, others = (torch.rand(9, 1, 12, 12, generator=generator), torch.rand(11, 1, 12, 12, generator=generator))
     order = torch.randperm(12, generator=generator)
     voting = voting and rule != "one-to-one"
     plain, mixed = (

@@ -4,23 +4,12 @@ All contenders are timed in turns within one run, so that a slow machine slows t
 
     published   autograd through autograd with gradients for the parameters too, one step of an optimiser, and a look at
                 the loss on every step, as in the known implementations: everywhere, with one node
-    ours        Palimpsest's whole step, with priors and optimiser, in every mode. On a CPU it is the demo's own problem,
+    ours        Palimpsest's whole step, with priors and optimiser, in every mode; on a CPU that of the demo's problem,
                 two nodes in the span of 40 images. "any network" does not use the path for dense layers
     floor       only the matrix products of our loss and its gradients, of the same shapes, factors and precision
 """
 
-from palimpsest.bench.steps import Shape, automatic, contenders
-from palimpsest.bench.timing import Effort, Timing, compare, measure, ratios, ticks, variations
+from palimpsest.bench.steps import Shape, contenders
+from palimpsest.bench.timing import Effort, compare, measure, ratios, ticks, variations
 
-__all__ = [
-    "Effort",
-    "Shape",
-    "Timing",
-    "automatic",
-    "compare",
-    "contenders",
-    "measure",
-    "ratios",
-    "ticks",
-    "variations",
-]
+__all__ = ["Effort", "Shape", "compare", "contenders", "measure", "ratios", "ticks", "variations"]

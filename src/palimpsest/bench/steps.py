@@ -49,9 +49,7 @@ class Shape:
     def __post_init__(self) -> None:
         positive = (*self.image, *self.hidden, self.candidates, self.nodes, self.span + 1)
         if not self.image or not self.hidden or min(positive) < 1:
-            raise InvalidInputError(
-                "image, hidden, candidates or nodes has a number less than 1; give positive numbers"
-            )
+            raise InvalidInputError("image, hidden, candidates, nodes or span is too small; give positive numbers")
 
     @classmethod
     def usual(cls, device: torch.device) -> Shape:

@@ -11,10 +11,7 @@ from palimpsest.datasets.base import Source, register
 from palimpsest.datasets.digits import CLASSES, ODD
 from palimpsest.errors import DataError
 
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 FOLDERS = (".", "raw", "mnist", "mnist/raw", "MNIST", "MNIST/raw")
 PARTS = ("train", "t10k")
 MD5 = {

@@ -118,14 +118,7 @@ def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
 
 
 def least_squares(
-    points: Tensor,
-    values: Tensor,
-    z: Tensor,
-    signs: Tensor,
-    degree: int,
-    *,
-    damping: float,
-    iterations: int = 25,
+    points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float, iterations: int = 25
 ) -> tuple[Tensor, Tensor, float, bool]:
     """Levenberg–Marquardt, or Gauss–Newton without damping: z, JᵀJ close to it, relative misfit, and convergence.
 
