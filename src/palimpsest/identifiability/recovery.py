@@ -33,8 +33,7 @@ from palimpsest.identifiability.lowrank import complete
 from palimpsest.identifiability.partial import SampleSpan
 from palimpsest.identifiability.polynomials import distinct_directions, monomial_count
 from palimpsest.identifiability.problem import Problem
-from palimpsest.identifiability.readout import propagate, samples_and_weights
-from palimpsest.identifiability.refinement import Refined, model, refine, weighed
+from palimpsest.identifiability.refinement import Refined, model, propagate, refine, samples_and_weights, weighed
 from palimpsest.networks import PolynomialNetwork
 
 LARGEST_ERROR = 1e-2

@@ -1,4 +1,4 @@
-"""Gauss–Newton on the samples themselves, and how noise on the values moves them.
+"""Gauss–Newton on the samples themselves, their reading in the caller's units, and how noise moves them.
 
 With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
 
@@ -163,3 +163,40 @@ def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int)
         return degree * h.T @ (residual[:, None] * points)
     inner = (degree - 1) * signs * t ** (degree - 2) * (residual @ z.T)
     return inner.T @ points + h.T @ residual
+
+
+def samples_and_weights(
+    z: Tensor, signs: Tensor, degree: int, *, bias: bool, norm: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_i, b_i and the derivative ∂x_i/∂z_i, of shapes (n, d), (n,) and (n, d, D).
+
+    With a bias, z_i ∝ (x_i, 1), D = d + 1, and the last coordinate gives sign and norm. Without one, D = d, the
+    norm is given, and the sign makes the sum of the coordinates positive.
+    """
+    if bias:
+        last = z[:, -1:]
+        x = z[:, :-1] / last
+        eye = torch.eye(x.shape[1], dtype=z.dtype).expand(len(z), -1, -1)
+        return x, signs * last[:, 0] ** degree, torch.cat([eye, -x[:, :, None]], 2) / last[:, :, None]
+    length = z.norm(dim=1)
+    flip = torch.where(z.sum(1) < 0, -1.0, 1.0).to(z)
+    x = (flip / length)[:, None] * z
+    tangent = torch.eye(z.shape[1], dtype=z.dtype) - x[:, :, None] * x[:, None, :]
+    return norm * x, signs * flip**degree * (length / norm) ** degree, norm * tangent / length[:, None, None]
+
+
+def propagate(derivative: Tensor, covariance: Tensor, outside: Tensor, embedding: Tensor) -> Tensor:
+    """Expected ‖δx_i‖ = √(tr D C Dᵀ), (n,), for independent errors inside and outside the embedded space.
+
+    Args:
+        derivative: ∂x_i/∂z_i, (n, d, D).
+        covariance: of z_i in the coordinates of the embedding, (n, k, k).
+        outside: variance of each coordinate of z_i orthogonal to the embedding, (n,).
+        embedding: orthonormal columns, (D, k).
+    """
+    inside = derivative @ embedding
+    hidden = covariance.diagonal(dim1=1, dim2=2).isinf().any(1)
+    variance = ((inside @ covariance.nan_to_num(posinf=0.0)) * inside).sum((1, 2))
+    variance[hidden] = torch.inf
+    rest = derivative.square().sum((1, 2)) - inside.square().sum((1, 2))
+    return (variance + outside * rest.clamp(min=0)).sqrt()
