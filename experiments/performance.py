@@ -202,7 +202,7 @@ def write(out: Path, only: str) -> None:
         began = time.perf_counter()
         results[name] = PARTS[name]()
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        print(f"{name}: {time.perf_counter() - began:.0f} s", json.dumps(results[name], indent=1), flush=True)
+        print(f"{name}: {time.perf_counter() - began:.0f} s", json.dumps(results[name], ensure_ascii=False), flush=True)
 
 
 # --- the page -----------------------------------------------------------------------------------------

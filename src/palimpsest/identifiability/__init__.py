@@ -8,19 +8,7 @@ from palimpsest.identifiability.sources import from_gradient, from_head_training
 from palimpsest.identifiability.stationary import stationary_network
 
 __all__ = [
-    "Counterexample",
-    "Extent",
-    "IdentifiabilityCertificate",
-    "Identification",
-    "Margins",
-    "MaxMargin",
-    "counterexample",
-    "from_gradient",
-    "from_head_training",
-    "from_lazy_training",
-    "from_network",
-    "identify",
-    "margins",
-    "max_margin",
-    "stationary_network",
-]
+    "Counterexample", "Extent", "IdentifiabilityCertificate", "Identification", "Margins", "MaxMargin",
+    "counterexample", "from_gradient", "from_head_training", "from_lazy_training", "from_network", "identify",
+    "margins", "max_margin", "stationary_network",
+]  # fmt: skip

@@ -152,17 +152,17 @@ def _without_idle_neurons(θ: Tensor, degree: int) -> Tensor:
     return torch.stack(joined)
 
 
-def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> Tensor:
+def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int) -> Tensor:
     """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ), whose gradient the KKT system sets to zero."""
-    size = neurons * (x.shape[1] + 1)
-    θ, λ = flat[:size].reshape(neurons, -1), flat[size:]
+    size = len(flat) - len(y)
+    θ, λ = flat[:size].reshape(-1, x.shape[1] + 1), flat[size:]
     return 0.5 * θ.square().sum() - λ @ (y * outputs(θ, x, degree) - 1)
 
 
 def _newton(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     active = λ > 1e-7 * λ.max()
     flat = torch.cat([θ.flatten(), λ[active]])
-    arguments = (x[active], y[active], degree, len(θ))
+    arguments = (x[active], y[active], degree)
     best, kept = torch.inf, flat
     for _ in range(20):
         gradient = torch.func.grad(_lagrangian)(flat, *arguments)
@@ -178,18 +178,17 @@ def _newton(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> tuple[
 
 def _result(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> MaxMargin:
     flat = torch.cat([θ.flatten(), λ])
-    stationarity = torch.func.grad(_lagrangian)(flat, x, y, degree, len(θ))[: θ.numel()]
+    stationarity = torch.func.grad(_lagrangian)(flat, x, y, degree)[: θ.numel()]
     slack = y * outputs(θ, x, degree) - 1
     violations = [stationarity.abs(), -slack, -λ, (λ * slack).abs()]
     network = PolynomialNetwork(x.shape[1], len(θ), activation=degree).double()
     network.load_state_dict({"a": θ[:, 0], "W": θ[:, 1:]})
-    return MaxMargin(network, λ, max(float(v.max()) for v in violations), _curvature(flat, x, y, degree, len(θ)))
+    return MaxMargin(network, λ, max(float(v.max()) for v in violations), _curvature(flat, x, y, degree))
 
 
-def _curvature(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> float:
+def _curvature(flat: Tensor, x: Tensor, y: Tensor, degree: int) -> float:
     """Least eigenvalue of ∇²_θ of the Lagrangian on the null space of the gradients of the margins with λ_i > 0."""
-    H = torch.func.hessian(_lagrangian)(flat, x, y, degree, neurons)
-    size = neurons * (x.shape[1] + 1)
+    H, size = torch.func.hessian(_lagrangian)(flat, x, y, degree), len(flat) - len(y)
     gradients = H[size:, :size][flat[size:] > 0]  # ∂²/∂λ_i∂θ is −y_i ∇Φ(x_i)
     _, σ, Vh = torch.linalg.svd(gradients)
     tangent = Vh[int((σ > 1e-10 * σ.max()).sum()) if len(σ) else 0 :].T
