@@ -142,8 +142,8 @@ def training() -> Rows:
         images, labels = torch.randn(500, *shape), torch.where(torch.arange(500) % 2 == 0, 1, -1)
         model = pal.networks.MLP(shape, WIDE).to(DEVICE)
         for mode, tf32 in (("graph", True), ("compiled-graph", True), ("compiled-graph", False)):
-            settings = {"loss": "logistic", "tolerance": 1e-12, "execution": Execution(mode=mode, tf32=tf32)}
-            run = partial(pal.train, model, images, labels, **settings)
+            execution = Execution(mode=mode, tf32=tf32)
+            run = partial(pal.train, model, images, labels, loss="logistic", tolerance=1e-12, execution=execution)
             run(steps=200)
             seconds, fit = timed(partial(run, steps=10_000))
             rows[f"{name}, {mode}, {'TF32' if tf32 else 'float32'}"] = {

@@ -214,7 +214,8 @@ def _draw(
                 seen.add(content)
                 rows.append(int(row))
         if len(rows) < sum(counts):
-            raise DataError(f"class {name!r} has {len(rows)} different images; ask for fewer than {sum(counts)}")
+            wanted = f"{counts[0]} for training and {counts[1]} held-out ones"
+            raise DataError(f"class {name!r} has {len(rows)} different images, not {wanted}; ask for fewer per class")
         drawn[0].extend(rows[: counts[0]])
         drawn[1].extend(rows[counts[0] :])
     return np.array(drawn[0]), np.array(drawn[1])
