@@ -21,7 +21,7 @@ from palimpsest.solver import memory
 from palimpsest.solver.loop import Settings, Solver
 
 β = 20.0
-ENDLESS = 10**9  # steps: so many that the automatic mode is that of long runs, and nothing is recorded
+ENDLESS = 10**9  # steps: enough for the automatic mode of long runs, and for a run without records
 Run = Callable[[int], None]
 """Runs this number of steps."""
 

@@ -16,7 +16,7 @@ from palimpsest.files.storage import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 LIMIT = 1 << 30  # bytes of one array, many times the size of a dataset of small images
-SUSPICIOUS, RATIO = 1 << 26, 100  # images of so many bytes do not compress this much
+SUSPICIOUS, RATIO = 1 << 26, 100  # images of 64 MiB do not compress a hundredfold
 
 
 def read(path: Path) -> Source:

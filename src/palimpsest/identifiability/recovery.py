@@ -113,7 +113,7 @@ def identify(
         first = first or found
         evidence = found.certificate
         if evidence.verdict is not Extent.NOT_IDENTIFIED or evidence.interpolation_misfit <= level:
-            return found  # in the second case because the values have no more noise than this
+            return found  # a claim, or values without more noise than this
         misfit = evidence.interpolation_misfit if trial.scalar else evidence.misfit
         misfits[trial.rank] = misfit if misfit > 0 else torch.inf
     if first is None:
@@ -133,7 +133,7 @@ def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Id
     if not T.determined:
         reason = (
             f"{m} evaluations give rank {T.rank}, but samples that span {span.dimension} dimensions need {T.needed}, "
-            "so many datasets share these values"
+            "and many datasets share these values"
         )
         return _refused(problem, reason, span, T)
     if not _checked(problem, span):

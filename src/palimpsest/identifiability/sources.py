@@ -143,7 +143,7 @@ def _rows(network: PolynomialNetwork, parameters: Mapping[str, Tensor] | None = 
     given = own if parameters is None else parameters
     for name, parameter in own.items():
         if (block := given.get(name)) is None or block.shape != parameter.shape:
-            raise InvalidInputError(f"the gradient has no entry {name} of shape {tuple(parameter.shape)}; add it")
+            raise InvalidInputError(f"the gradient does not contain {name} of shape {tuple(parameter.shape)}; add it")
     blocks = [given[name].detach() for name in own]
     check_finite("the weights or the gradient", *blocks)
     return torch.cat([block.reshape(len(network.W), -1) for block in blocks], 1)
