@@ -182,7 +182,8 @@ def shows(candidates: Tensor, members: Tensor, others: Tensor) -> Tensor:
     if len(candidates) == 0:
         return torch.zeros(0, dtype=torch.bool)
     x, *parts = (metrics.minmax(images.double()) for images in (candidates, members, others))
-    member, other = (metrics.pairwise_ssim(x, part).amax(1) for part in parts)
+    pairs = (torch.stack([metrics.ssim(x, image.expand_as(x)) for image in part], 1) for part in parts)
+    member, other = (ssim.amax(1) for ssim in pairs)
     return (member >= LEAST_SSIM) & (member > other + CLEARLY)
 
 

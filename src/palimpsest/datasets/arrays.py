@@ -1,4 +1,4 @@
-"""Arrays of your own: an ``.npz`` file with ``images`` and ``labels``."""
+"""Your own arrays: an ``.npz`` file with ``images`` and ``labels``."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from palimpsest.errors import DataError
 from palimpsest.files.storage import open_regular
 
 HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-LIMIT = 1 << 30  # bytes of one array: many times what a set of small images needs
-SUSPICIOUS, RATIO = 1 << 26, 100  # so many bytes out of so few: images do not compress like that
+LIMIT = 1 << 30  # bytes of one array, many times the size of a dataset of small images
+SUSPICIOUS, RATIO = 1 << 26, 100  # images of 64 MiB do not compress a hundredfold
 
 
 def read(path: Path) -> Source:
@@ -24,40 +24,33 @@ def read(path: Path) -> Source:
     try:
         with files.reading(path), open_regular(path, follow=True) as file, zipfile.ZipFile(file) as archive:
             images, labels = (_array(archive, path, name) for name in ("images", "labels"))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the latter two: encrypted
-        raise DataError(f"{path} is no readable .npz file; write it again with numpy.savez") from error
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the last two if it is encrypted
+        raise DataError(f"{path} is not a readable .npz file; write it again with numpy.savez") from error
     images = _channels_first(path, images)
     if labels.shape != (len(images),) or labels.dtype.kind not in "iub":
-        raise DataError(f"{path} must have one whole-numbered label per image, shape ({len(images)},)")
+        raise DataError(f"{path} has other labels than one whole number per image; give shape ({len(images)},)")
     values, indices = np.unique(labels, return_inverse=True)
     if len(values) < 2:
-        raise DataError(f"{path} has {len(values)} class(es); give images of at least two")
+        raise DataError(f"{path} has {len(values)} class(es); give images of at least two classes")
     return Source.of_two(images, indices.astype(np.int64), tuple(str(v) for v in values.tolist()))
 
 
 def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
-    """One array, its header believed only when the content has exactly the size it announces."""
-    try:
-        member = archive.getinfo(f"{name}.npy")
-    except KeyError:
-        raise DataError(f"{path} has no array {name!r}; save it with images=... and labels=...") from None
+    """One array, refused unless the content has exactly the size that its header announces."""
+    if f"{name}.npy" not in archive.namelist():
+        raise DataError(f"{path} does not contain an array {name!r}; save it with images=... and labels=...")
+    member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as stream:
         try:
             shape, fortran, dtype = HEADERS[npy.read_magic(stream)](stream)
-        except Exception as error:  # numpy parses the header as Python, which can fail in every way
+        except Exception as error:  # numpy parses the header as Python, which can raise anything
             raise DataError(f"{path} has an unreadable array {name!r}; write it again") from error
-        if dtype.hasobject:
-            raise DataError(f"{path} stores {name!r} as Python objects, never read; save plain numbers")
+        if dtype.hasobject or dtype.itemsize == 0 or min(shape, default=0) < 0:
+            raise DataError(f"{path} has an array {name!r} of another kind than numbers; save plain numbers")
         announced = math.prod(shape) * dtype.itemsize
-        if min(shape, default=0) < 0 or dtype.itemsize == 0 or announced > LIMIT:
-            raise DataError(
-                f"{path} announces {announced} bytes of {name!r}; give plain numbers, at most {LIMIT} bytes"
-            )
         if announced > SUSPICIOUS and announced > RATIO * member.compress_size:
-            raise DataError(f"{path} unpacks {name!r} to far more than images would; write it again with numpy.savez")
-        content = files.read_up_to(stream, announced + 1)
-    if len(content) != announced:
-        raise DataError(f"{path} announces {announced} bytes of {name!r} but has others; write it again")
+            raise DataError(f"{path} expands {name!r} more than images do; write it again with numpy.savez")
+        content = files.read_announced(stream, announced, limit=LIMIT, what=f"{path}:{name}")
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
@@ -71,5 +64,5 @@ def _channels_first(path: Path, images: np.ndarray) -> np.ndarray:
     if images.dtype == np.uint8:
         return images
     if images.dtype.kind != "f" or not np.all((images >= 0) & (images <= 1)):  # NaN fails both comparisons
-        raise DataError(f"{path} must have images of bytes, or of floating point numbers in [0, 1]")
+        raise DataError(f"{path} has images outside [0, 1]; save bytes, or floating-point numbers in [0, 1]")
     return images

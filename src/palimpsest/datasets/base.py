@@ -1,4 +1,4 @@
-"""What a data set is, and how training and held-out images are drawn from it."""
+"""What a dataset is, and how training and held-out images are drawn from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Source:
 
     @classmethod
     def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Source:
-        """A source whose two-class task, if it has exactly two classes, is to tell them apart."""
+        """A source whose two classes, if it has exactly two, are the sides of the two-class task."""
         if len(classes) != 2:
             return cls(images, labels, classes)
         return cls(images, labels, classes, positive=frozenset({1}), sides=(classes[0], classes[1]))
@@ -152,7 +152,7 @@ def load(
     """
     held_out_per_class = per_class if held_out_per_class is None else held_out_per_class
     if per_class < 1 or held_out_per_class < 1:
-        raise InvalidInputError("per_class and held_out_per_class must be at least 1")
+        raise InvalidInputError("per_class or held_out_per_class is less than 1; give at least one image per class")
     source = _read(name, data_root)
     labels, values, classes = _targets(source, task)
     draw = partial(_draw, source.images, labels, (per_class, held_out_per_class), classes)
@@ -174,8 +174,10 @@ def _read(name: str | Path, data_root: str | Path | None) -> Source:
         return folder.read(path)
     if path.suffix == ".npz":
         return arrays.read(path)
-    raise DataError(f"there is no data set {str(name)!r}; choose {', '.join(names())}, a folder with one"
-                    " sub-folder of images per class, or an .npz file")  # fmt: skip
+    raise DataError(
+        f"the dataset {str(name)!r} does not exist; choose {', '.join(names())}, a folder with one sub-folder of "
+        "images per class, or an .npz file"
+    )
 
 
 def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
@@ -185,7 +187,7 @@ def _targets(source: Source, task: str | None) -> tuple[np.ndarray, np.ndarray, 
     if task == "classes" or (task is None and source.positive is None):
         return source.labels, np.arange(len(source.classes)), source.classes
     if source.positive is None:
-        raise InvalidInputError(f"{len(source.classes)} classes have no binary task; choose the task 'classes'")
+        raise InvalidInputError(f"these {len(source.classes)} classes do not have a binary task; choose 'classes'")
     return np.isin(source.labels, list(source.positive)).astype(np.int64), np.array([-1, 1]), source.sides
 
 
@@ -197,7 +199,7 @@ def _draw(
     seed: int,
     leave_out: Sequence[int] = (),
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Rows for training and rows held out; an image that occurs twice is drawn at most once."""
+    """Rows for training and held-out rows. An image that occurs twice is drawn at most once."""
     if seed < 0:
         raise InvalidInputError(f"the seed is {seed}; give a number that is not negative")
     rng = np.random.default_rng(seed)
@@ -212,8 +214,8 @@ def _draw(
                 seen.add(content)
                 rows.append(int(row))
         if len(rows) < sum(counts):
-            raise DataError(f"class {name!r} has {len(rows)} different images but {counts[0]} for training"
-                            f" and {counts[1]} held out were asked for; ask for fewer per class")  # fmt: skip
+            wanted = f"{counts[0]} for training and {counts[1]} held-out ones"
+            raise DataError(f"class {name!r} has {len(rows)} different images, not {wanted}; ask for fewer per class")
         drawn[0].extend(rows[: counts[0]])
         drawn[1].extend(rows[counts[0] :])
     return np.array(drawn[0]), np.array(drawn[1])

@@ -24,7 +24,7 @@ LIMIT = 10_000 * RECORD  # the official batches have 10,000 images each
 
 @register("cifar10")
 def read(root: Path | None) -> Source:
-    """The training batches, or the test batch where a folder has only that; vehicles are +1, animals −1."""
+    """The training batches, or the test batch if a folder has only that; vehicles are +1, animals −1."""
     return _source(root, BATCHES)
 
 
@@ -44,8 +44,7 @@ def _source(root: Path | None, names: tuple[str, ...]) -> Source:
 
 def _records(name: str, content: bytes) -> np.ndarray:
     if not content or len(content) % RECORD:
-        raise DataError(f"{name} is truncated or no CIFAR-10 batch: {len(content)} bytes are no multiple of"
-                        f" {RECORD}; fetch it again")  # fmt: skip
+        raise DataError(f"{name} is truncated or not a CIFAR-10 batch; download it again")
     records = np.frombuffer(content, np.uint8).reshape(-1, RECORD)
     if records[:, 0].max() > 9:
         raise DataError(f"{name} has labels above 9; use the official binary version of CIFAR-10")
@@ -60,8 +59,7 @@ def _parts(root: Path, names: tuple[str, ...]) -> list[tuple[str, bytes]]:
     if not found and names != TEST:
         return _parts(root, TEST)
     if not found:
-        raise DataError(f"{root} has no CIFAR-10 files such as {names[0]}; put {next(iter(MD5))} or the folder"
-                        " cifar-10-batches-bin there, or leave the folder out to download it")  # fmt: skip
+        raise DataError(f"{root} does not contain {names[0]} or {next(iter(MD5))}; put one there, or omit the folder")
     return [(str(path), files.read_bytes(path, limit=LIMIT)) for path in found]
 
 

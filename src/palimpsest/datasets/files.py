@@ -1,4 +1,4 @@
-"""Reading files that may be missing, damaged or hostile: never more memory than the real content is worth."""
+"""Read files that may be missing, damaged or hostile, with memory in proportion to their real content."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn every way in which reading can fail into one sentence."""
+    """Turn every failure of reading into a `DataError`."""
     try:
         yield
     except (zlib.error, lzma.LZMAError, gzip.BadGzipFile, tarfile.TarError, EOFError) as error:
-        raise DataError(f"{path} is damaged ({error}); fetch it again") from error
+        raise DataError(f"{path} is damaged ({error}); download it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error}); check the file") from error
 
 
 def find(folders: Iterable[Path], *file_names: str) -> Path | None:
-    """The first of the named files that is in one of the folders."""
+    """The first of the named files that one of the folders contains."""
     for path in (folder / name for folder in folders for name in file_names):
         with reading(path):
             if path.is_file():
@@ -43,13 +43,13 @@ def find(folders: Iterable[Path], *file_names: str) -> Path | None:
 
 
 class Readable(Protocol):
-    """What gives bytes: a file, a gzipped file, a file inside an archive."""
+    """A file, a gzipped file, or a file inside an archive."""
 
     def read(self, size: int, /) -> bytes: ...
 
 
 def read_up_to(stream: Readable, limit: int) -> bytes:
-    """At most `limit` bytes, piece by piece, so that memory follows what is there, not what is announced."""
+    """At most `limit` bytes, piece by piece, so that memory follows the content and not the announced size."""
     pieces = []
     while limit > 0 and (piece := stream.read(min(CHUNK, limit))):
         pieces.append(piece)
@@ -57,37 +57,39 @@ def read_up_to(stream: Readable, limit: int) -> bytes:
     return b"".join(pieces)
 
 
+def read_announced(stream: Readable, size: int, *, limit: int, what: str) -> bytes:
+    """The bytes that a header announces, refused unless the content has exactly this size."""
+    if not 0 <= size <= limit:
+        raise DataError(f"{what} announces {size} bytes; use a file with at most {limit}")
+    content = read_up_to(stream, size + 1)
+    if len(content) != size:
+        has = "more" if len(content) > size else f"only {len(content)}"
+        raise DataError(f"{what} announces {size} bytes but has {has}; write or download the file again")
+    return content
+
+
 def read_bytes(path: Path, *, limit: int) -> bytes:
-    """A whole file, refused when it is longer than `limit`."""
+    """A whole file, refused if it is longer than `limit`."""
     with reading(path), open_regular(path, follow=True) as stream:
         content = read_up_to(stream, limit + 1)
     if len(content) > limit:
-        raise DataError(f"{path} is longer than the {limit} bytes its format allows; use the official file")
+        raise DataError(f"{path} is longer than the {limit} bytes of its format; use the official file")
     return content
 
 
 def read_idx(path: Path, *, dimensions: int) -> np.ndarray:
     """An array of bytes in the idx format, gzipped or not.
 
-    The header is four bytes (0, 0, 8 for unsigned bytes, number of dimensions), then each dimension as a
-    big-endian 32-bit integer. It is believed only after the content turned out to have exactly that size.
+    The header is four bytes (0, 0, 8 for unsigned bytes, number of dimensions), then each dimension as a big-endian
+    32-bit integer.
     """
     zipped = path.suffix == ".gz"
     with reading(path), open_regular(path, follow=True) as file, gzip.open(file) if zipped else file as stream:
         header = stream.read(4 + 4 * dimensions)
-        if len(header) < 4 + 4 * dimensions:
-            raise DataError(f"{path} is truncated inside its header; fetch it again")
-        if header[:4] != bytes((0, 0, 8, dimensions)):
-            raise DataError(f"{path} is no idx file of bytes in {dimensions} dimensions (it starts with"
-                            f" {header[:4].hex()}); use the official file")  # fmt: skip
+        if len(header) < 4 + 4 * dimensions or header[:4] != bytes((0, 0, 8, dimensions)):
+            raise DataError(f"{path} is not an idx file of bytes in {dimensions} dimensions; use the official file")
         shape = tuple(int(n) for n in np.frombuffer(header, ">u4", offset=4))
-        announced = math.prod(shape)
-        if announced > IDX_LIMIT:
-            raise DataError(f"{path} announces {announced} bytes, too many for MNIST; use the official file")
-        content = read_up_to(stream, announced + 1)
-    if len(content) != announced:
-        has = "more" if len(content) > announced else f"only {len(content)}"
-        raise DataError(f"{path} announces {announced} bytes but has {has}; fetch it again")
+        content = read_announced(stream, math.prod(shape), limit=IDX_LIMIT, what=str(path))
     return np.frombuffer(content, np.uint8).reshape(shape)
 
 
@@ -97,7 +99,7 @@ def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str,
     with reading(path), open_regular(path, follow=True) as file, tarfile.open(fileobj=file, mode="r:gz") as archive:
         for member in archive:
             if member.offset_data + member.size > ARCHIVE_LIMIT:
-                raise DataError(f"{path} unpacks to more than the official archive; use that one")
+                raise DataError(f"{path} is larger than the official archive when unpacked; use the official archive")
             if member.name not in members:
                 continue
             stream = archive.extractfile(member) if member.isreg() else None
@@ -107,27 +109,25 @@ def read_members(path: Path, members: Sequence[str], *, limit: int) -> dict[str,
             if len(contents) == len(members):
                 break
     if missing := [name for name in members if name not in contents]:
-        raise DataError(f"{path} lacks {missing[0]}; use the official archive")
+        raise DataError(f"{path} does not contain {missing[0]}; use the official archive")
     return {name: contents[name] for name in members}
 
 
 def download(md5: Mapping[str, str], *, mirrors: Sequence[str]) -> list[Path]:
-    """Files from the first mirror that has them intact, kept in the cache; failure leaves nothing behind."""
-    import pooch
-
-    cache = pooch.os_cache("palimpsest")
-    return [_download(name, checksum, mirrors=mirrors, cache=Path(cache)) for name, checksum in md5.items()]
+    """Files from the first mirror that has them intact, kept in the cache. A failure does not leave files there."""
+    return [_download(name, checksum, mirrors) for name, checksum in md5.items()]
 
 
-def _download(name: str, md5: str, *, mirrors: Sequence[str], cache: Path) -> Path:
+def _download(name: str, md5: str, mirrors: Sequence[str]) -> Path:
     import pooch
 
     reason: Exception | None = None
     for mirror in mirrors:
         try:
+            cache = pooch.os_cache("palimpsest")
             return Path(pooch.retrieve(mirror + name, known_hash=f"md5:{md5}", fname=name, path=cache))
-        except (OSError, ValueError) as error:  # no connection, a broken one, or another checksum
+        except (OSError, ValueError) as error:  # an OSError without connection, a ValueError for another checksum
             reason = error
-    damaged = isinstance(reason, ValueError) and not isinstance(reason, OSError)
-    why = "has a wrong checksum" if damaged else f"could not be fetched ({type(reason).__name__})"
-    raise DataError(f"{name} {why}; try again, or put it into a data root by hand") from reason
+    raise DataError(
+        f"the download of {name} failed ({type(reason).__name__}); try again, or put the file into a data folder"
+    ) from reason

@@ -1,4 +1,4 @@
-"""A folder of your own: one sub-folder per class, PNG or JPEG images of one size."""
+"""Your own folder: one sub-folder per class, PNG or JPEG images of one size."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from palimpsest.files.storage import open_regular
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")
-MOST_PIXELS = 1 << 24  # of one image, looked at before it is decoded
+MOST_PIXELS = 1 << 24  # of one image, checked before decoding
 COLOUR = ("RGB", "RGBA", "P", "CMYK", "YCbCr", "LA", "PA")
 
 
 def read(root: Path) -> Source:
-    """Every image below ``root``, classes in alphabetical order; grey only if all images are grey."""
+    """Every image below ``root``, classes in alphabetical order. They are grey only if all images are grey."""
     folders = [path for path in _entries(root) if path.is_dir()]
     if len(folders) < 2:
         raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
@@ -28,11 +28,11 @@ def read(root: Path) -> Source:
     for label, folder in enumerate(folders):
         paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
         if not paths:
-            raise DataError(f"{folder} has no PNG or JPEG image; put some there or remove it")
+            raise DataError(f"{folder} does not contain PNG or JPEG images; add some or remove the folder")
         for path in paths:
             image = _read_image(path)
             if images and image.shape[:2] != images[0].shape[:2]:
-                raise DataError(f"{path} has another size than the images before it; bring all to one size")
+                raise DataError(f"{path} has another size than the images before it; scale all to one size")
             images.append(image)
             labels.append(label)
     grey = all(image.ndim == 2 for image in images)
@@ -41,7 +41,7 @@ def read(root: Path) -> Source:
 
 
 def _entries(folder: Path) -> list[Path]:
-    """What is in a folder, hidden files left out."""
+    """The entries of a folder without hidden files."""
     with files.reading(folder):
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
@@ -54,25 +54,25 @@ def _read_image(path: Path) -> np.ndarray:
     """Bytes, ``(H, W)`` for grey images and ``(H, W, 3)`` for the others."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is odd but readable is read, what is not is refused below
+            warnings.simplefilter("ignore")  # read what is odd but readable
             mode, pixels = _decoded(path)
     except DataError:
         raise
-    except Exception as error:  # decoders raise anything at all on damaged bytes
-        raise DataError(f"{path} is no readable PNG or JPEG image; replace or remove it") from error
+    except Exception as error:  # decoders can raise anything on damaged bytes
+        raise DataError(f"{path} is not a readable PNG or JPEG image; replace or remove it") from error
     if mode not in GREY + COLOUR:
         raise DataError(f"{path} has pixels of kind {mode!r}; save it with 8 bits per channel")
     return pixels
 
 
 def _decoded(path: Path) -> tuple[str, np.ndarray]:
-    """The kind of pixels that a file has, and their bytes."""
+    """Pillow's mode of the image, and its bytes."""
     from PIL import Image
 
     with open_regular(path, follow=True) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
         width, height = image.size
         if width * height > MOST_PIXELS:
-            raise DataError(f"{path} has {width}×{height} pixels; bring the images to a size that a network takes")
-        image.verify()  # checks what decoding does not, but leaves the file unusable
+            raise DataError(f"{path} has {width}×{height} pixels; scale the images to the network's input size")
+        image.verify()  # checks more than decoding does, but leaves the file unusable
     with open_regular(path, follow=True) as file, Image.open(file, formats=("PNG", "JPEG")) as image:
         return image.mode, np.array(image.convert("L" if image.mode in GREY else "RGB"))

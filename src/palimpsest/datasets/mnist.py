@@ -11,10 +11,7 @@ from palimpsest.datasets.base import Source, register
 from palimpsest.datasets.digits import CLASSES, ODD
 from palimpsest.errors import DataError
 
-MIRRORS = (
-    "https://ossci-datasets.s3.amazonaws.com/mnist/",
-    "https://storage.googleapis.com/cvdf-datasets/mnist/",
-)
+MIRRORS = ("https://ossci-datasets.s3.amazonaws.com/mnist/", "https://storage.googleapis.com/cvdf-datasets/mnist/")
 FOLDERS = (".", "raw", "mnist", "mnist/raw", "MNIST", "MNIST/raw")
 PARTS = ("train", "t10k")
 MD5 = {
@@ -25,13 +22,12 @@ MD5 = {
 
 @register("mnist")
 def read(root: Path | None) -> Source:
-    """The 60,000 training images, or the test images where a folder has only those; odd digits are +1."""
+    """The 60,000 training images, or the test images if a folder has only those; odd digits are +1."""
     images_path, labels_path = _files(root) if root else files.download(MD5, mirrors=MIRRORS)
     images = files.read_idx(images_path, dimensions=3)
     labels = files.read_idx(labels_path, dimensions=1).astype(np.int64)
     if len(images) != len(labels):
-        raise DataError(f"{images_path} has {len(images)} images but {labels_path} has {len(labels)} labels;"
-                        " use two files that belong together")  # fmt: skip
+        raise DataError(f"{images_path} and {labels_path} differ in length; use two files that belong together")
     if labels.max(initial=0) > 9:
         raise DataError(f"{labels_path} has labels above 9; use the official MNIST file")
     return Source(images[:, None], labels, CLASSES, positive=ODD, sides=("even", "odd"))
@@ -46,6 +42,5 @@ def _files(root: Path) -> tuple[Path, Path]:
             stem = f"{part}-labels-idx1-ubyte"
             if labels := files.find([images.parent], f"{stem}.gz", stem):
                 return images, labels
-            raise DataError(f"{stem}.gz is missing beside {images}; put it there")
-    raise DataError(f"{root} has no MNIST files; put {' and '.join(MD5)} there (or into mnist/ or MNIST/raw/)"
-                    ", or leave the data folder out to download them")  # fmt: skip
+            raise DataError(f"{stem}.gz is missing in {images.parent}; put it there")
+    raise DataError(f"{root} does not contain {' and '.join(MD5)}; put them there, or omit the folder to download them")

@@ -5,8 +5,8 @@ With vectors φ_p(x_i) that are linearly independent (p = 1: independent samples
     M(v) = T(·, ·, v, …, v) = Σ_i b_i (x_i·v)^{α−2p} φ_p(x_i) φ_p(x_i)ᵀ
 
 share their eigenvectors: those of M(v_1)^{-1} M(v_2) are the *dual* vectors u_i, with φ_p(x_k)·u_i = δ_ik.
-Contracting T with them returns the samples, b_i x_i = T(·, u_i, …, u_i), with an error that is quadratic in
-that of the u_i: alternating the two is a Newton iteration.
+Contracting T with them gives the samples, b_i x_i = T(·, u_i, …, u_i). The error is quadratic in that of the u_i, so
+alternating the two is a Newton iteration.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Terms:
         samples: unit vectors x_i, (n, d).
         weights: b_i, (n,).
         duals: u_i, scaled to φ_p(x_i)·u_i = 1, (n, C(d+p−1, p)).
-        genuine: which terms are real, (n,); the others only span the space that is left.
+        genuine: which terms are real, (n,). The others only span the remaining space.
         conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
     """
 
@@ -39,7 +39,7 @@ class Terms:
 
 
 def orders(degree: int) -> list[int]:
-    """The p for which p copies fit twice beside at least one v, and evenly into a contraction to one vector.
+    """The possible p: 2p slots leave at least one for v, and p divides the α − 1 slots of a contraction to a vector.
 
     >>> orders(3), orders(4), orders(5)
     ([1], [1], [1, 2])
@@ -51,13 +51,16 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
     """Terms of T whose φ_p(x_i) are linearly independent.
 
     Args:
-        p: 1 for at most d samples; larger for the overcomplete case, at most C(d+p−1, p) of them.
-        noise: accuracy of T relative to its norm, below which a direction of overcomplete slices is empty.
-        pairs: number of random pairs of slices among which the best-conditioned one is kept.
-        seed: of the random slices.
+        p: 1 for at most d samples; larger for overcomplete data, at most C(d+p−1, p) samples.
+        noise: relative accuracy of T, below which a direction of overcomplete slices counts as empty.
+        pairs: number of random pairs of slices. The best-conditioned pair is kept.
+        seed: the seed of the random slices.
     """
     M = random_slices(T, p, 2 * pairs, seed)
-    basis = torch.eye(T.shape[0], dtype=T.dtype) if p == 1 else _range(M, noise)
+    basis = torch.eye(T.shape[0], dtype=T.dtype)
+    if p > 1:  # the common range of the slices
+        left, σ, _ = torch.linalg.svd(M.transpose(0, 1).flatten(1), full_matrices=False)
+        basis = left[:, σ > noise * σ[0]]
     C = basis.T @ M @ basis
     candidates = [_duals(C[2 * k], C[2 * k + 1]) for k in range(pairs)]
     u, _, real = max(candidates, key=lambda found: (int(found[2].sum()), found[1]))
@@ -65,7 +68,7 @@ def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, se
 
 
 def random_slices(T: Tensor, p: int, number: int, seed: int) -> Tensor:
-    """M(v) for random v, one in every slot that is left, as a stack of matrices."""
+    """M(v) for random v, one in every remaining slot, as a stack of matrices."""
     directions = _directions(T, number * (T.dim() - 2 * p), seed).reshape(number, -1, T.shape[0])
     return torch.stack([_slice(T, v, p) for v in directions])
 
@@ -73,7 +76,7 @@ def random_slices(T: Tensor, p: int, number: int, seed: int) -> Tensor:
 def _directions(T: Tensor, number: int, seed: int) -> Tensor:
     """Random unit vectors v, half of them drawn from the inverse of the spread of T.
 
-    Samples that resemble each other (x_i·v almost equal for every i) are told apart by the latter only.
+    Only the latter separate similar samples, whose x_i·v are almost equal for every i.
     """
     left, σ, _ = torch.linalg.svd(T.flatten(1), full_matrices=False)
     v = torch.randn(number, len(σ), generator=torch.Generator().manual_seed(seed), dtype=T.dtype)
@@ -89,16 +92,10 @@ def _slice(T: Tensor, v: Tensor, p: int) -> Tensor:
     return T.reshape(d**p, d**p)[position][:, position] * weight[:, None] * weight
 
 
-def _range(M: Tensor, noise: float) -> Tensor:
-    """Orthonormal basis of the common range of the slices."""
-    left, σ, _ = torch.linalg.svd(M.transpose(0, 1).flatten(1), full_matrices=False)
-    return left[:, σ > noise * σ[0]]
-
-
 def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
     """Eigenvectors of A^{-1}B (of a complex pair: a real basis of its plane), their quality, which are real.
 
-    The quality is what noise on T is divided by: the gap between eigenvalues over the vectors' condition.
+    The quality is the gap between eigenvalues over the vectors' condition. Noise on T is divided by it.
     """
     try:
         eigenvalues, vectors = torch.linalg.eig(torch.linalg.solve(A, B))
@@ -116,7 +113,7 @@ def _duals(A: Tensor, B: Tensor) -> tuple[Tensor, float, Tensor]:
 def _polish(T: Tensor, basis: Tensor, u: Tensor, p: int, real: Tensor) -> Terms:
     """Alternate u_i ← dual vectors of φ_p(x_i) and b_i x_i ← T(·, u_i, …, u_i), for the real terms.
 
-    The others, a real basis of the plane of each complex pair, stay: noise may have made them complex.
+    The others, a real basis of the plane of each complex pair, stay, because noise may have made them complex.
     """
     x = _unlift(torch.linalg.pinv((basis @ u).T).T, T.shape[0], p)
     for _ in range(12):
@@ -142,7 +139,7 @@ def _unlift(features: Tensor, d: int, p: int) -> Tensor:
 
 
 def _contract_duals(T: Tensor, u: Tensor, p: int) -> Tensor:
-    """T(·, u_i, …, u_i) for every i, each u_i standing for p of the α − 1 slots."""
+    """T(·, u_i, …, u_i) for every i. Each u_i fills p of the α − 1 slots."""
     d, n = T.shape[0], len(u)
     full = u if p == 1 else expand(u, d, p).reshape(n, -1)
     out = (T.reshape(-1, d**p) @ full.T).T  # (n, d^{α−p})

@@ -1,4 +1,4 @@
-"""What every entrance of this package asks of its arguments, refused by name where it is not given."""
+"""The checks of arguments that the functions of this package share."""
 
 from __future__ import annotations
 
@@ -11,16 +11,9 @@ from palimpsest.errors import InvalidInputError, NonFiniteError
 
 
 def check_degree(degree: int, *, least: int = 3) -> None:
-    """A whole α: three or more for exact recovery, as f of degree one or two is a moment of the data.
-
-    >>> check_degree(2)
-    Traceback (most recent call last):
-    palimpsest.errors.InvalidInputError: degree 2 determines only a moment of the data; use 3 or more
-    """
-    if not isinstance(degree, Integral) or degree < 1:
-        raise InvalidInputError(f"degree is {degree}; give a whole number, {least} or more")
-    if degree < least:
-        raise InvalidInputError(f"degree {degree} determines only a moment of the data; use 3 or more")
+    """Exact recovery needs α ≥ 3, because f of degree one or two is only a moment of the data."""
+    if not isinstance(degree, Integral) or degree < least:
+        raise InvalidInputError(f"degree {degree} does not determine the data; give a whole number, {least} or more")
 
 
 def check_finite(what: str, *tensors: Tensor) -> None:
@@ -28,14 +21,14 @@ def check_finite(what: str, *tensors: Tensor) -> None:
     if any(t.is_complex() for t in tensors):
         raise InvalidInputError(f"{what} are complex; give real numbers")
     if not all(torch.isfinite(t).all() for t in tensors):
-        raise NonFiniteError(f"{what} hold NaN or infinity; leave those out or mend them")
+        raise NonFiniteError(f"{what} contain NaN or infinity; remove or correct these entries")
 
 
 def check_samples(samples: Tensor, weights: Tensor) -> None:
     """Samples (n, d), at least one, with a weight b_i ≠ 0 each."""
     if samples.dim() != 2 or weights.shape != samples.shape[:1] or not samples.numel() or not weights.all():
         raise InvalidInputError(
-            f"samples {tuple(samples.shape)} and weights {tuple(weights.shape)} do not fit; "
-            "give samples (n, d) and n weights, none of them zero"
+            f"samples {tuple(samples.shape)} and weights {tuple(weights.shape)} do not match; "
+            "give samples (n, d) and n weights other than zero"
         )
     check_finite("samples or weights", samples, weights)

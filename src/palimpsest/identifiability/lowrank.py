@@ -1,13 +1,12 @@
 """T from fewer scalar evaluations than it has entries, because it has few terms.
 
-Tensors with at most k terms form a family of dimension k·d, their differences one of dimension 2k·d: for
-almost all points, 2k·d evaluations p(w_j) admit only one such tensor. It is found by fitting *more* terms
+Tensors with at most k terms form a family of dimension k·d, and their differences one of dimension 2k·d. For almost all
+points, 2k·d evaluations p(w_j) admit only one such tensor. Levenberg–Marquardt from a random start fits *more* terms
 than there are samples,
 
-    p(w_j) = Σ_{i≤k} s_i (z_i·w_j)^α,
+    p(w_j) = Σ_{i≤k} s_i (z_i·w_j)^α.
 
-with Levenberg–Marquardt from a random start: surplus terms leave the fit no bad minimum to rest in, and a fit
-without residual is T, however its terms split the samples among themselves.
+Surplus terms keep the fit out of bad minima. A fit without residual is T, however its terms divide the samples.
 """
 
 from __future__ import annotations
@@ -20,21 +19,13 @@ from palimpsest.identifiability.polynomials import distinct_directions, power_su
 from palimpsest.identifiability.refinement import NORMAL_LIMIT, least_squares, model
 
 
-def surplus_terms(points: Tensor) -> int:
-    """The number k of terms to fit: 3k·d evaluations leave a third of them as a check.
-
-    >>> surplus_terms(torch.eye(6).repeat(5, 1) + torch.arange(30)[:, None])
-    1
-    """
-    return min(distinct_directions(points) // 3, NORMAL_LIMIT // 2) // points.shape[1]
-
-
 def complete(points: Tensor, values: Tensor, degree: int, *, seed: int = 0) -> tuple[Tensor, Interpolant]:
-    """Basis (d, k) of the span of the fitted terms, and T on it; no tensor for too few evaluations."""
-    (m, d), k = points.shape, surplus_terms(points)
+    """Basis (d, k) of the span of the fitted terms, and T on it, which stays open if evaluations are too few."""
+    m, d = points.shape
+    k = min(distinct_directions(points) // 3, NORMAL_LIMIT // 2) // d  # a third of the evaluations remains as a check
     nothing = points.new_zeros(0, 0)
     if k == 0:
-        open_ = Interpolant(None, 2 * d, min(m, 2 * d - 1), 0.0, torch.nan, nothing)
+        open_ = Interpolant(points.new_zeros(0), 2 * d, min(m, 2 * d - 1), 0.0, torch.nan, nothing)
         return torch.eye(d, dtype=points.dtype), open_
     signs = points.new_ones(k)
     if degree % 2 == 0:  # an even power cannot absorb the sign of its weight

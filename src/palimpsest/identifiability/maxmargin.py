@@ -2,9 +2,9 @@
 
     min_θ ½‖θ‖²   subject to   y_i Φ(θ; x_i) ≥ 1,     Φ(θ; x) = Σ_j a_j (W_j·x)^α
 
-which is where gradient flow on the logistic loss ends up in direction. An augmented Lagrangian finds the
-minimum and its active sets, Newton's method on the KKT system makes it exact, and the curvature of the
-Lagrangian along the active margins tells whether it is a minimum.
+Gradient flow on the logistic loss converges to such a point in direction. An augmented Lagrangian finds the point and
+its active set, and Newton's method on the KKT system makes it exact. The curvature of the Lagrangian along the active
+margins shows whether it is a minimum.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MaxMargin:
         multipliers: λ_i ≥ 0, (n,).
         residual: largest violation of stationarity, feasibility, sign and complementarity.
         curvature: least eigenvalue of the Lagrangian's Hessian on the directions that keep every margin with
-            λ_i > 0; infinite where there are none.
+            λ_i > 0; infinite if there are none.
     """
 
     network: PolynomialNetwork
@@ -45,9 +45,9 @@ class MaxMargin:
 
     @property
     def is_minimum(self) -> bool:
-        """Is this a strict local minimum, by the sufficient condition of second order?
+        """Whether this is a strict local minimum, by the sufficient condition of second order.
 
-        Neurons that vanish need no condition: one of size ε costs ½ε² and changes the margins by O(ε^{α+1}).
+        Zero neurons do not need a condition: one of size ε costs ½ε² and changes the margins by O(ε^{α+1}).
         """
         return self.residual <= 1e-10 and self.curvature > 1e-8
 
@@ -75,7 +75,7 @@ def max_margin(samples: Tensor, labels: Tensor, *, degree: int = 3, neurons: int
     check_degree(degree, least=1)
     x, y = (torch.as_tensor(t).detach().double() for t in (samples, labels))
     if not y.abs().eq(1).all() or neurons < len(x):
-        raise InvalidInputError("give labels ±1 and at least as many neurons as samples")
+        raise InvalidInputError("labels other than ±1, or fewer neurons than samples; change labels or neurons")
     check_samples(x, y)
     θ = _feasible_start(x, y, degree, neurons, seed)
     λ, width = torch.zeros_like(y), len(θ) + 1
@@ -93,14 +93,14 @@ def outputs(θ: Tensor, x: Tensor, degree: int) -> Tensor:
 
 
 def _feasible_start(x: Tensor, y: Tensor, degree: int, neurons: int, seed: int) -> Tensor:
-    """Random unit W_j, and the smallest head with every margin 1; neurons balanced to √α|a_j| = ‖W_j‖."""
+    """Random unit W_j and the smallest head with every margin 1, balanced to √α|a_j| = ‖W_j‖."""
     generator = torch.Generator().manual_seed(seed)
     W = torch.randn(neurons, x.shape[1], generator=generator, dtype=x.dtype)
     W = torch.nn.functional.normalize(W, dim=1)
     features = (x @ W.T) ** degree
     a = torch.linalg.lstsq(features, y[:, None], driver="gelsd").solution
     if (features @ a - y[:, None]).norm() > 1e-6:
-        raise InvalidInputError(f"{neurons} random neurons of degree {degree} cannot separate the samples; add neurons")
+        raise InvalidInputError(f"{neurons} neurons of degree {degree} do not separate the samples; give more neurons")
     c = (a.abs() * degree**0.5).clamp(min=1e-12) ** (1 / (degree + 1))
     return torch.cat([a * c**-degree, c * W], 1)  # a (W·x)^α is unchanged by (c^{−α} a, c W)
 
@@ -124,7 +124,7 @@ def _augmented_lagrangian(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: 
     for _ in range(25):
         trial = minimize(value_and_gradient, flat, jac=True, method="L-BFGS-B", options=options).x
         slack = 1 - y * outputs(torch.from_numpy(trial).reshape(shape), x, degree)
-        if slack.max() > 0.5:  # gave a margin up, perhaps all: the penalty is too weak
+        if slack.max() > 0.5:  # a margin was given up, because the penalty is too weak
             ρ *= 10
             continue
         flat = trial
@@ -138,7 +138,7 @@ def _augmented_lagrangian(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: 
 
 
 def _without_idle_neurons(θ: Tensor, degree: int) -> Tensor:
-    """Drop dead neurons, and join those with the same direction into one that does the same."""
+    """Drop zero neurons, and merge neurons of the same direction into one with the same output."""
     θ = θ[θ.norm(dim=1) > 1e-3 * θ.norm(dim=1).max()]
     unit = torch.nn.functional.normalize(θ[:, 1:], dim=1)
     same = (unit @ unit.T).abs() > 1 - 1e-6
@@ -152,17 +152,17 @@ def _without_idle_neurons(θ: Tensor, degree: int) -> Tensor:
     return torch.stack(joined)
 
 
-def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> Tensor:
+def _lagrangian(flat: Tensor, x: Tensor, y: Tensor, degree: int) -> Tensor:
     """½‖θ‖² − Σ_i λ_i (y_i Φ(x_i) − 1) at (θ, λ), whose gradient the KKT system sets to zero."""
-    size = neurons * (x.shape[1] + 1)
-    θ, λ = flat[:size].reshape(neurons, -1), flat[size:]
+    size = len(flat) - len(y)
+    θ, λ = flat[:size].reshape(-1, x.shape[1] + 1), flat[size:]
     return 0.5 * θ.square().sum() - λ @ (y * outputs(θ, x, degree) - 1)
 
 
 def _newton(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> tuple[Tensor, Tensor]:
     active = λ > 1e-7 * λ.max()
     flat = torch.cat([θ.flatten(), λ[active]])
-    arguments = (x[active], y[active], degree, len(θ))
+    arguments = (x[active], y[active], degree)
     best, kept = torch.inf, flat
     for _ in range(20):
         gradient = torch.func.grad(_lagrangian)(flat, *arguments)
@@ -178,20 +178,17 @@ def _newton(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> tuple[
 
 def _result(θ: Tensor, λ: Tensor, x: Tensor, y: Tensor, degree: int) -> MaxMargin:
     flat = torch.cat([θ.flatten(), λ])
-    stationarity = torch.func.grad(_lagrangian)(flat, x, y, degree, len(θ))[: θ.numel()]
+    stationarity = torch.func.grad(_lagrangian)(flat, x, y, degree)[: θ.numel()]
     slack = y * outputs(θ, x, degree) - 1
     violations = [stationarity.abs(), -slack, -λ, (λ * slack).abs()]
     network = PolynomialNetwork(x.shape[1], len(θ), activation=degree).double()
-    with torch.no_grad():
-        network.a.copy_(θ[:, 0])
-        network.W.copy_(θ[:, 1:])
-    return MaxMargin(network, λ, max(float(v.max()) for v in violations), _curvature(flat, x, y, degree, len(θ)))
+    network.load_state_dict({"a": θ[:, 0], "W": θ[:, 1:]})
+    return MaxMargin(network, λ, max(float(v.max()) for v in violations), _curvature(flat, x, y, degree))
 
 
-def _curvature(flat: Tensor, x: Tensor, y: Tensor, degree: int, neurons: int) -> float:
+def _curvature(flat: Tensor, x: Tensor, y: Tensor, degree: int) -> float:
     """Least eigenvalue of ∇²_θ of the Lagrangian on the null space of the gradients of the margins with λ_i > 0."""
-    H = torch.func.hessian(_lagrangian)(flat, x, y, degree, neurons)
-    size = neurons * (x.shape[1] + 1)
+    H, size = torch.func.hessian(_lagrangian)(flat, x, y, degree), len(flat) - len(y)
     gradients = H[size:, :size][flat[size:] > 0]  # ∂²/∂λ_i∂θ is −y_i ∇Φ(x_i)
     _, σ, Vh = torch.linalg.svd(gradients)
     tangent = Vh[int((σ > 1e-10 * σ.max()).sum()) if len(σ) else 0 :].T

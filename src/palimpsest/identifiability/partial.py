@@ -1,13 +1,14 @@
-"""What is still determined where the whole data set is not.
+"""What is still determined if the whole dataset is not.
 
-Two things survive. The rows of the values always lie in the span of the active samples, so every direction
-found in them is a direction of that span. And where T is known but is no sum of r independent terms, r the
-dimension of its span, a term may split off as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i
-orthogonal to everything else in T. If no more than r + 1 samples are active it is one of them, as
-`docs/identifiability.md` proves; the rest remains a subspace.
+- The rows of the values always lie in the span of the active samples, so their directions are directions of that span.
+- T may be known without being a sum of r independent terms, for r the dimension of its span. A term can then split off
+  as a rank-one summand, T(·, ·, u_i, …, u_i) = b_i x_i x_iᵀ with u_i orthogonal to everything else in T. It is one of
+  the samples if no more than r + 1 are active, as `docs/identifiability.md` proves.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +17,19 @@ from palimpsest.identifiability.decomposition import Terms, random_slices
 from palimpsest.identifiability.polynomials import contract
 
 
-def span(values: Tensor, noise: float) -> tuple[Tensor, Tensor]:
-    """Orthonormal basis (d, r) of the row space of the values above the noise, with a bound each.
+class SampleSpan(NamedTuple):
+    """Orthonormal basis (d, r) of the span of the samples, and a bound on the error of each direction, (r,)."""
+
+    basis: Tensor
+    bounds: Tensor
+
+    @property
+    def dimension(self) -> int:
+        return self.basis.shape[1]
+
+
+def span(values: Tensor, noise: float) -> SampleSpan:
+    """The row space of the values above the noise.
 
     The bound on the sine of the angle between a direction and the span of the samples is Wedin's, ‖E‖/σ_k,
     with ‖E‖ ≤ ε(√m + √d) the size of a noise matrix of standard deviation ε.
@@ -30,13 +42,13 @@ def span(values: Tensor, noise: float) -> tuple[Tensor, Tensor]:
     size = noise * float(values.square().mean().sqrt()) * (m**0.5 + d**0.5)
     _, σ, Vh = torch.linalg.svd(values, full_matrices=False)
     kept = σ > 2 * size
-    return Vh[kept].T, size / σ[kept]
+    return SampleSpan(Vh[kept].T, size / σ[kept])
 
 
 def split_off(T: Tensor, terms: Terms) -> Tensor:
     """Relative distance of T(·, ·, u_i, …, u_i) from the rank-one matrix b_i x_i x_iᵀ, per term.
 
-    Zero for a term that shares no direction with the rest of T; of order one inside a block that does not
+    It is zero for a term that shares no direction with the rest of T, and of order one inside a block that does not
     decompose.
     """
     defects = []
@@ -47,12 +59,12 @@ def split_off(T: Tensor, terms: Terms) -> Tensor:
 
 
 def is_indecomposable(T: Tensor, error: float, *, seed: int = 0) -> bool:
-    """Is certainly no tensor within ``error`` of T a sum of r independent real terms, T of size r?
+    """Whether certainly no tensor within ``error`` of T is a sum of r independent real terms, for T of size r.
 
     The matrices X_k = M_0^{−1} M_k of such a sum, for slices M_k, commute and have real eigenvalues. An error E on
-    T moves X_k by δ_k ≤ ‖E‖(1 + ‖X_k‖)/(σ_min(M_0) − ‖E‖), their commutator by 2(‖X_1‖δ_2 + ‖X_2‖δ_1 + δ_1 δ_2)
-    at most, and by Bauer and Fike the eigenvalues of X_1 by κδ_1, κ the condition of its eigenvectors: discs
-    of that radius, however they overlap, reach the real axis from no further than 2rκδ_1.
+    T moves X_k by δ_k ≤ ‖E‖(1 + ‖X_k‖)/(σ_min(M_0) − ‖E‖) and their commutator by at most
+    2(‖X_1‖δ_2 + ‖X_2‖δ_1 + δ_1 δ_2). By Bauer and Fike it moves the eigenvalues of X_1 by κδ_1, κ the condition of
+    its eigenvectors. However discs of that radius overlap, they reach the real axis from at most 2rκδ_1 away.
 
     >>> from palimpsest.identifiability.polynomials import power_sum
     >>> e = torch.eye(3, dtype=torch.float64)

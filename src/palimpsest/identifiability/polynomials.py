@@ -1,8 +1,8 @@
-"""Homogeneous polynomials and symmetric tensors, in coordinates that make inner products kernels.
+"""Homogeneous polynomials and symmetric tensors, in coordinates in which inner products are kernels.
 
-A degree-q monomial w^β carries the weight √(q!/β!), so that φ_q(u)·φ_q(v) = (u·v)^q: the matrix of features V
-has V Vᵀ = K, the polynomial kernel. A symmetric tensor T of order α in d dimensions is either *full*, of
-shape (d, …, d), or *compressed*, the C(d+α−1, α) coefficients c of T(w, …, w) = φ_α(w)·c.
+A degree-q monomial w^β carries the weight √(q!/β!), so that φ_q(u)·φ_q(v) = (u·v)^q. A symmetric tensor T of order α
+in d dimensions is *full*, of shape (d, …, d), or *compressed*: the C(d+α−1, α) coefficients c of
+T(w, …, w) = φ_α(w)·c.
 """
 
 from __future__ import annotations
@@ -35,12 +35,11 @@ def multi_indices(dimension: int, degree: int) -> Tensor:
 def sqrt_multinomials(dimension: int, degree: int) -> Tensor:
     """√(q!/β!) of every monomial, the weights under which φ_q(u)·φ_q(v) = (u·v)^q."""
     index = multi_indices(dimension, degree)
-    repeats = torch.ones(len(index), dtype=torch.float64)  # β! = Π over equal neighbours of their position
-    run = torch.ones(len(index), dtype=torch.float64)
+    factorials = run = torch.ones(len(index), dtype=torch.float64)  # β!: 1·2·…·k for every run of k equal indices
     for t in range(1, degree):
-        run = torch.where(index[:, t] == index[:, t - 1], run + 1, torch.ones_like(run))
-        repeats = repeats * run
-    return (math.factorial(degree) / repeats).sqrt()
+        run = torch.where(index[:, t] == index[:, t - 1], run + 1, 1.0)
+        factorials = factorials * run
+    return (math.factorial(degree) / factorials).sqrt()
 
 
 def monomials(w: Tensor, degree: int) -> Tensor:
@@ -68,7 +67,7 @@ def monomials_jacobian(w: Tensor, degree: int) -> Tensor:
 
 
 def distinct_directions(w: Tensor) -> int:
-    """The number of rows of w that are no multiples of each other: parallel points repeat each other.
+    """The number of rows of w that are not multiples of each other. Parallel points give the same evaluation.
 
     >>> distinct_directions(torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]]))
     2
@@ -77,22 +76,11 @@ def distinct_directions(w: Tensor) -> int:
     return len(torch.unique((unit * unit.sum(1, keepdim=True).sign()).round(decimals=9), dim=0))
 
 
-def kernel(u: Tensor, v: Tensor, degree: int) -> Tensor:
-    """K_{pq} = (u_p·v_q)^q, the Gram matrix of the weighted monomials."""
-    return (u @ v.T) ** degree
-
-
-def compress(T: Tensor) -> Tensor:
-    """The coefficients c of T(w, …, w) = φ_α(w)·c of a full symmetric tensor."""
-    index = multi_indices(T.shape[0], T.dim())
-    return T[tuple(index.T)] * sqrt_multinomials(T.shape[0], T.dim()).to(T)
-
-
 def expand(c: Tensor, dimension: int, degree: int) -> Tensor:
     """The full symmetric tensor with compressed coefficients c (batched over leading axes of c).
 
-    >>> c = torch.randn(monomial_count(4, 3), dtype=torch.float64)
-    >>> torch.allclose(compress(expand(c, 4, 3)), c)
+    >>> c, w = torch.randn(monomial_count(4, 3), dtype=torch.float64), torch.randn(4, dtype=torch.float64)
+    >>> torch.allclose(contract(expand(c, 4, 3), w, w, w), monomials(w[None], 3) @ c)
     True
     """
     grid = torch.cartesian_prod(*[torch.arange(dimension)] * degree).reshape(-1, degree)
@@ -102,14 +90,14 @@ def expand(c: Tensor, dimension: int, degree: int) -> Tensor:
 
 
 def _positions(index: Tensor, dimension: int) -> Tensor:
-    """Where the monomials w_{i_1} … w_{i_q} of the rows (i_1, …, i_q), in any order, stand among `multi_indices`."""
+    """The row of `multi_indices` that holds w_{i_1} … w_{i_q}, for every row (i_1, …, i_q) in any order."""
     degree = index.shape[1]
     place = dimension ** torch.arange(degree - 1, -1, -1)
     return torch.searchsorted(multi_indices(dimension, degree) @ place, index.sort(1).values @ place)
 
 
 def gradient_positions(dimension: int, degree: int) -> Tensor:
-    """The (d, N) places of the monomials w_a w^β of degree α, for every a and every w^β of degree α − 1."""
+    """The (d, N) positions of the monomials w_a w^β of degree α, for every a and every w^β of degree α − 1."""
     lower = multi_indices(dimension, degree - 1)
     first = torch.arange(dimension).repeat_interleave(len(lower))[:, None]
     return _positions(torch.cat([first, lower.repeat(dimension, 1)], 1), dimension).reshape(dimension, -1)
@@ -141,19 +129,3 @@ def contract(T: Tensor, *vectors: Tensor) -> Tensor:
     for v in vectors:
         T = T @ v
     return T
-
-
-def polarise(p, vectors: list[Tensor]) -> Tensor:
-    """T(u_1, …, u_α) from the polynomial p(w) = T(w, …, w) alone, by the polarisation identity
-
-        T(u_1, …, u_α) = 1/(α! 2^α) Σ_{ε ∈ {±1}^α} (Π_t ε_t) p(Σ_t ε_t u_t).
-
-    >>> x = torch.randn(3, dtype=torch.float64)
-    >>> u = list(torch.randn(4, 3, dtype=torch.float64))
-    >>> torch.allclose(polarise(lambda w: (x @ w) ** 4, u), torch.stack([x @ v for v in u]).prod())
-    True
-    """
-    α = len(vectors)
-    U = torch.stack(vectors)
-    signs = torch.cartesian_prod(*[torch.tensor([-1.0, 1.0], dtype=U.dtype)] * α).reshape(-1, α)
-    return sum(ε.prod() * p(ε @ U) for ε in signs) / (math.factorial(α) * 2**α)

@@ -1,4 +1,4 @@
-"""The evaluations as `identify` was given them: validated, in double precision, at unit scale."""
+"""The evaluations that `identify` was given: checked, in double precision, at unit scale."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Problem:
     """Points and values scaled to unit root mean square, and what the caller knows about them.
 
     Attributes:
-        noise: the accuracy of the values that is presumed at the moment, relative to their root mean square.
-        rounding: the least it can be, from the floating-point type of the values.
-        declared: whether the caller vouches for the noise.
+        noise: the accuracy of the values assumed at the moment, relative to their root mean square.
+        rounding: the best possible accuracy, from the floating-point type of the values.
+        declared: whether the caller gave the noise.
         unit: weights in the caller's units per weight in ours.
     """
 
@@ -48,36 +48,34 @@ class Problem:
         count: int | None,
         noise: float | None,
     ) -> Problem:
-        check_degree(degree)
         w, F = torch.as_tensor(points).detach(), torch.as_tensor(values).detach()
-        if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or not w.numel():
+        check_degree(degree)
+        if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or w.numel() == 0 or (bias and w.shape[1] < 2):
             raise InvalidInputError(
-                f"points {tuple(w.shape)} and values {tuple(F.shape)} do not fit; give (m, d) and (m, d) or m"
+                f"points {tuple(w.shape)} and values {tuple(F.shape)} do not match; give points (m, d), with a bias "
+                "d > 1, and values (m, d) or (m,)"
             )
-        if bias and w.shape[1] < 2:
-            raise InvalidInputError("the points hold nothing beside the bias; give one coordinate or more before it")
         if norm is not None and (bias or not 0 < norm < math.inf):
-            raise InvalidInputError("norm must be positive, and a bias already fixes it; give one of the two")
+            raise InvalidInputError(f"norm is {norm}; give a positive number, or a bias instead, which fixes the norm")
         if count is not None and not (isinstance(count, Integral) and count >= 1):
             raise InvalidInputError(f"count is {count}; give the number of active samples, or leave it out")
         if noise is not None and not 0 < noise < 1:
-            raise InvalidInputError(f"noise is {noise}; give the relative error of the values, in (0, 1)")
+            raise InvalidInputError(f"noise is {noise}; give the relative error of the values, between 0 and 1")
         check_finite("points or values", w, F)
         rounding = 100 * max(torch.finfo(t.dtype).eps if t.is_floating_point() else 2e-16 for t in (w, F))
         w, F = w.to("cpu", torch.float64), F.to("cpu", torch.float64)
         ω, ν = (float(t.square().mean().sqrt()) or 1.0 for t in (w, F))
         unit = ν / ω ** (degree - 1 if F.dim() == 2 else degree)
-        presumed, declared = noise or rounding, noise is not None
-        return cls(w / ω, F / ν, degree, bias, norm, count, presumed, rounding, declared, unit)
+        return cls(w / ω, F / ν, degree, bias, norm, count, noise or rounding, rounding, noise is not None, unit)
 
     @property
     def scalar(self) -> bool:
-        """Whether the values are p(w_j) rather than f(w_j)."""
+        """Whether the values are p(w_j) and not f(w_j)."""
         return self.values.dim() == 1
 
     @property
     def levels(self) -> list[float]:
-        """Noise to presume: the declared one, or else rounding, then ever more of it."""
+        """The noise to try: the declared one, or rounding and then ever more."""
         more = [] if self.declared else [10.0**k for k in range(-13, -2) if 10.0**k > 2 * self.noise]
         return [self.noise, *more]
 
@@ -87,10 +85,10 @@ class Problem:
 
     @property
     def allowed(self) -> float:
-        """The largest relative misfit that the noise explains: declared noise is known to about 1/√equations."""
+        """The largest relative misfit that the noise explains. Declared noise is known to about 1/√equations."""
         return self.noise * (1 + 6 / self.values.numel() ** 0.5) if self.declared else 5 * self.noise
 
     @property
     def rank(self) -> int:
-        """Dimension of the span of the samples at the presumed noise; −1 where scalar values do not tell."""
-        return -1 if self.scalar else partial.span(self.values, self.noise)[0].shape[1]
+        """Dimension of the span of the samples at the assumed noise; −1 if scalar values do not tell."""
+        return -1 if self.scalar else partial.span(self.values, self.noise).dimension

@@ -1,7 +1,9 @@
 """Exact recovery: from evaluations of f to the samples, with a certificate.
 
-The stages: the span of the samples, read off the values; T on it, by interpolation; its terms, by
-simultaneous diagonalisation; the samples, by Gauss–Newton on the values.
+1. The span of the samples, from the values.
+2. T on the span, by interpolation.
+3. The terms of T, by simultaneous diagonalisation.
+4. The samples, by Gauss–Newton on the values.
 """
 
 from __future__ import annotations
@@ -16,22 +18,29 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 from palimpsest.identifiability import partial
-from palimpsest.identifiability.certificate import Extent, IdentifiabilityCertificate, margins
+from palimpsest.identifiability.certificate import (
+    Extent,
+    IdentifiabilityCertificate,
+    claim,
+    margins,
+    no_more_active_than,
+    open_questions,
+    scale_is_known,
+)
 from palimpsest.identifiability.decomposition import Terms, decompose, orders
 from palimpsest.identifiability.interpolation import DENSE_LIMIT, Interpolant, interpolate
 from palimpsest.identifiability.lowrank import complete
-from palimpsest.identifiability.polynomials import distinct_directions, kernel, monomial_count
+from palimpsest.identifiability.partial import SampleSpan
+from palimpsest.identifiability.polynomials import distinct_directions, monomial_count
 from palimpsest.identifiability.problem import Problem
-from palimpsest.identifiability.readout import propagate, samples_and_weights
-from palimpsest.identifiability.refinement import Refined, model, refine, weighed
-from palimpsest.identifiability.verdict import judge, no_more_active_than, open_questions, scale_is_known
+from palimpsest.identifiability.refinement import Refined, model, propagate, refine, samples_and_weights, weighed
 from palimpsest.networks import PolynomialNetwork
 
 LARGEST_ERROR = 1e-2
-"""A sample whose expected error exceeds this fraction of its norm is not called determined."""
+"""A sample with a larger expected error, as a fraction of its norm, does not count as determined."""
 
 RETRY_LIMIT = 400
-"""Most unknowns n·d for which further slices are tried where the first lead nowhere; beyond, it would take minutes."""
+"""The largest problem, in unknowns n·d, for which further slices are tried. A larger one takes minutes."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ def identify(
     """
     problem = Problem.prepare(points, values, degree, bias, norm, count, noise)
     if not problem.values.any():
-        return _undetermined(problem, "every value is zero, so no sample is active")
+        return _refused(problem, "every value is zero, so no sample is active")
     first, misfits = None, dict[int, float]()
     for level in problem.levels:
         trial = replace(problem, noise=level)
@@ -103,34 +112,32 @@ def identify(
         found = _solve(trial, network, seed)
         first = first or found
         evidence = found.certificate
-        if evidence.verdict is not Extent.NOT_IDENTIFIED:
-            return found
-        if evidence.interpolation_misfit <= level:
-            return found  # no more noise than this
+        if evidence.verdict is not Extent.NOT_IDENTIFIED or evidence.interpolation_misfit <= level:
+            return found  # a claim, or values without more noise than this
         misfit = evidence.interpolation_misfit if trial.scalar else evidence.misfit
         misfits[trial.rank] = misfit if misfit > 0 else torch.inf
     if first is None:
         raise InvalidInputError(
-            f"samples spanning {problem.rank} dimensions need more than {DENSE_LIMIT} monomials; "
-            "declare the noise if the span should be smaller, or project the data"
+            f"the samples span {problem.rank} dimensions, which need more than {DENSE_LIMIT} monomials; "
+            "give the noise if the span should be smaller, or project the data"
         )
     return first
 
 
 def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Identification:
     """Recovery from values of known accuracy."""
+    if problem.rank == 0:
+        return _refused(problem, "no sample exceeds the noise")
     span, T = _interpolate(problem, seed)
-    if not span.basis.shape[1]:
-        return _undetermined(problem, "no sample stands out of the noise")
-    if T.tensor is None:
+    m = len(problem.points)
+    if not T.determined:
         reason = (
-            f"{len(problem.points)} evaluations give rank {T.rank}, but {T.needed} are needed for samples "
-            f"spanning {span.basis.shape[1]} dimensions, so many data sets share these values"
+            f"{m} evaluations give rank {T.rank}, but samples that span {span.dimension} dimensions need {T.needed}, "
+            "and many datasets share these values"
         )
-        return _undetermined(problem, reason, span, T)
+        return _refused(problem, reason, span, T)
     if not _checked(problem, span):
-        reason = f"{len(problem.points)} evaluations fit anything; more are needed as a check"
-        return _undetermined(problem, reason, span, T)
+        return _refused(problem, f"{m} evaluations fit any samples; more are needed as a check", span, T)
     span, T = _reduced(problem, span, T)
     least = torch.inf
     for attempt in _attempts(problem, T, span, seed):
@@ -141,16 +148,8 @@ def _solve(problem: Problem, network: PolynomialNetwork | None, seed: int) -> Id
 
 
 @dataclass(frozen=True)
-class _Span:
-    """Orthonormal basis (d, r) of the span of the samples, and a bound on the error of each direction."""
-
-    basis: Tensor
-    bounds: Tensor
-
-
-@dataclass(frozen=True)
 class _Attempt:
-    """Terms of T, and samples fitted from there; the embedding maps the coordinates of the fit to all."""
+    """Terms of T, and samples fitted from them. The embedding maps the coordinates of the fit to all coordinates."""
 
     terms: Terms
     fit: Refined
@@ -163,27 +162,29 @@ class _Attempt:
         return self.fit.z @ self.embedding.T
 
 
-def _undetermined(
-    problem: Problem, reason: str, span: _Span | None = None, T: Interpolant | None = None
+def _refused(
+    problem: Problem,
+    reason: str,
+    span: SampleSpan | None = None,
+    T: Interpolant | None = None,
+    misfit: float = torch.nan,
 ) -> Identification:
-    """No samples; the span where it is known."""
-    d = problem.points.shape[1]
-    nothing = problem.points.new_zeros(0)
-    span = span or _Span(problem.points.new_zeros(d, 0), nothing)
-    T = T or Interpolant(None, 0, 0, 0.0, torch.nan, nothing)
+    """No samples, only the span if it is known; the misfit is that of the best samples."""
+    d, nothing = problem.points.shape[1], problem.points.new_zeros(0)
+    span = span or SampleSpan(problem.points.new_zeros(d, 0), nothing)
+    T = T or Interpolant(nothing, 0, 0, 0.0, torch.nan, nothing)
     certificate = IdentifiabilityCertificate(
         verdict=Extent.NOT_IDENTIFIED, reason=reason, most_active=None, not_identified=("the samples",),
-        degree=problem.degree, dimension=d, reduced_dimension=span.basis.shape[1],
-        evaluations=len(problem.points), needed=T.needed, rank=T.rank, family=T.nullity,
-        interpolation_misfit=T.misfit, misfit=torch.nan, noise=problem.noise,
-        interpolation_conditioning=T.conditioning, sample_conditioning=torch.nan,
+        degree=problem.degree, dimension=d, reduced_dimension=span.dimension, evaluations=len(problem.points),
+        needed=T.needed, rank=T.rank, family=T.needed - T.rank, interpolation_misfit=T.misfit, misfit=misfit,
+        noise=problem.noise, interpolation_conditioning=T.conditioning, sample_conditioning=torch.nan,
         jacobian_conditioning=torch.nan, error_per_noise=nothing, direction_bounds=span.bounds,
     )  # fmt: skip
     return Identification(problem.points.new_zeros(0, d - problem.bias), nothing, certificate, span.basis)
 
 
-def _interpolate(problem: Problem, seed: int) -> tuple[_Span, Interpolant]:
-    """The span of the samples, which vector values reveal beforehand, and T on it."""
+def _interpolate(problem: Problem, seed: int) -> tuple[SampleSpan, Interpolant]:
+    """The span of the samples, which only vector values reveal beforehand, and T on it."""
     w, F = problem.points, problem.values
     if problem.scalar:
         basis = torch.eye(w.shape[1], dtype=w.dtype)
@@ -191,33 +192,31 @@ def _interpolate(problem: Problem, seed: int) -> tuple[_Span, Interpolant]:
             T = interpolate(w, F, problem.degree)
         else:
             basis, T = complete(w, F, problem.degree, seed=seed)
-        return _Span(basis, w.new_full((basis.shape[1],), torch.nan)), T
-    span = _Span(*partial.span(F, problem.noise))
+        return SampleSpan(basis, w.new_full((basis.shape[1],), torch.nan)), T
+    span = partial.span(F, problem.noise)
     return span, interpolate(w @ span.basis, F @ span.basis, problem.degree)
 
 
-def _checked(problem: Problem, span: _Span) -> bool:
-    """Do evaluations outnumber what they determine: the dimension of the span, and the entries of T on it?
+def _checked(problem: Problem, span: SampleSpan) -> bool:
+    """Whether evaluations outnumber what they determine: the dimension of the span, and the entries of T on it.
 
-    Where every independent evaluation brings a new direction, as at the minimum of the margin problem, the
-    next might have too. Independent evaluations are counted by the rank of K_pq = (w_p·w_q)^{α−1}.
+    If every independent evaluation brings a new direction, as at the minimum of the margin problem, the next one
+    might bring one too. The rank of K_pq = (w_p·w_q)^{α−1} counts independent evaluations.
     """
-    (m, d), r, distinct = problem.points.shape, span.basis.shape[1], distinct_directions(problem.points)
+    (m, d), r, distinct = problem.points.shape, span.dimension, distinct_directions(problem.points)
     if d == 1:
         return True  # on a line every tensor is one term, and every sample has that direction
-    if problem.scalar:
-        completed = r < d  # with a reserve of its own
-        return completed or distinct > monomial_count(r, problem.degree)
+    if problem.scalar:  # r < d: a completion, which has its own reserve
+        return r < d or distinct > monomial_count(r, problem.degree)
     order = torch.randperm(m, generator=torch.Generator().manual_seed(0))
     some = torch.nn.functional.normalize(problem.points[order[: max(4 * r, 200)]], dim=1)
-    K = kernel(some, some, problem.degree - 1)
+    K = (some @ some.T) ** (problem.degree - 1)
     independent = int(torch.linalg.matrix_rank(K, hermitian=True, rtol=1e-12))
     return independent > r and distinct * r > monomial_count(r, problem.degree)
 
 
-def _reduced(problem: Problem, span: _Span, T: Interpolant) -> tuple[_Span, Interpolant]:
+def _reduced(problem: Problem, span: SampleSpan, T: Interpolant) -> tuple[SampleSpan, Interpolant]:
     """T on the span of the samples, which scalar values reveal only now."""
-    assert T.tensor is not None
     if not problem.scalar:
         return span, T
     left, σ, _ = torch.linalg.svd(T.tensor.flatten(1), full_matrices=False)
@@ -225,12 +224,11 @@ def _reduced(problem: Problem, span: _Span, T: Interpolant) -> tuple[_Span, Inte
     tensor = T.tensor
     for _ in range(problem.degree):
         tensor = torch.tensordot(tensor, kept, dims=([0], [0]))
-    return _Span(span.basis @ kept, span.bounds[: kept.shape[1]]), replace(T, tensor=tensor)
+    return SampleSpan(span.basis @ kept, span.bounds[: kept.shape[1]]), replace(T, tensor=tensor)
 
 
-def _start(problem: Problem, T: Interpolant, span: _Span, p: int, seed: int) -> _Attempt:
+def _start(problem: Problem, T: Interpolant, span: SampleSpan, p: int, seed: int) -> _Attempt:
     """The terms of T in the coordinates of the fit: those of the span, or of all space for scalar values."""
-    assert T.tensor is not None
     U = span.basis
     terms = decompose(T.tensor, p, noise=min(1e-3, 10 * problem.noise / T.conditioning), seed=seed)
     embedding = torch.eye(len(U), dtype=U.dtype) if problem.scalar else U
@@ -238,18 +236,18 @@ def _start(problem: Problem, T: Interpolant, span: _Span, p: int, seed: int) -> 
     return _Attempt(terms, Refined(z, None, torch.nan, 0), terms.weights.sign(), embedding, torch.inf)
 
 
-def _attempts(problem: Problem, T: Interpolant, span: _Span, seed: int) -> Iterator[_Attempt]:
-    """Fits of the terms of T: from one set of slices, and should noise have spoilt those, cautiously from others."""
+def _attempts(problem: Problem, T: Interpolant, span: SampleSpan, seed: int) -> Iterator[_Attempt]:
+    """Fits of the terms of T: from one set of slices, then with damping from others, because noise may spoil slices."""
     for p in orders(problem.degree):
         yield _fit(problem, _start(problem, T, span, p, seed))
-    if T.misfit > problem.allowed or problem.points.shape[1] * span.basis.shape[1] > RETRY_LIMIT:
+    if T.misfit > problem.allowed or problem.points.shape[1] * span.dimension > RETRY_LIMIT:
         return
     for p, again in product(orders(problem.degree), range(1, 9)):
         yield _fit(problem, _start(problem, T, span, p, seed + again), damping=1e-3)
 
 
 def _fit(problem: Problem, start: _Attempt, damping: float = 0.0) -> _Attempt:
-    """Refine the terms on the values; the misfit is that of all values, in all directions."""
+    """Refine the terms on the values. The misfit counts all values, in all directions."""
     if not torch.isfinite(start.z).all():
         return start
     w, F = problem.points @ start.embedding, problem.values
@@ -259,15 +257,15 @@ def _fit(problem: Problem, start: _Attempt, damping: float = 0.0) -> _Attempt:
     fit = refine(w, inside, z, signs, problem.degree, damping=damping)
     fitted = model(w, fit.z, signs, problem.degree, scalar=problem.scalar)
     residual = F - (fitted if problem.scalar else fitted @ start.embedding.T)
-    rested = fit.converged or not damping  # nearer to the end Gauss–Newton stops for lack of digits, not of time
+    rested = fit.converged or not damping  # without damping, Gauss–Newton starts close and stops at rounding
     return replace(start, fit=fit, signs=signs, misfit=float(residual.norm() / F.norm()) if rested else torch.inf)
 
 
 def _allowed(problem: Problem, T: Interpolant, attempt: _Attempt) -> float:
-    """The largest misfit that noise explains in these samples, given the one it leaves in T.
+    """The largest misfit that noise explains in these samples, given the misfit of T.
 
-    T has k unknowns more than the samples, so Gaussian noise of the declared size ε sets the squared misfits
-    apart by ε² χ²_k per equation, and P(χ²_k ≥ k + 2√(kt) + 2t) ≤ e^{−t} (Laurent and Massart).
+    T has k unknowns more than the samples, so Gaussian noise of the declared size ε separates the squared misfits
+    by ε² χ²_k per equation, and P(χ²_k ≥ k + 2√(kt) + 2t) ≤ e^{−t} (Laurent and Massart).
     """
     if not problem.declared or not len(T.factor):
         return problem.allowed
@@ -281,7 +279,7 @@ def _allowed(problem: Problem, T: Interpolant, attempt: _Attempt) -> float:
 
 
 def _conclude(
-    problem: Problem, T: Interpolant, attempt: _Attempt, span: _Span, network: PolynomialNetwork | None
+    problem: Problem, T: Interpolant, attempt: _Attempt, span: SampleSpan, network: PolynomialNetwork | None
 ) -> Identification:
     """Samples in the caller's units, their expected errors, and the verdict."""
     if problem.estimated:
@@ -294,14 +292,14 @@ def _conclude(
     compared = None if network is None else margins(network, samples, weights)
     if compared is not None and scale_is_known(problem, compared):
         weights = weights * compared.scale ** (problem.degree - 1)
-    verdict, reason, open_ = judge(problem, sure, span.basis.shape[1], attempt.fit.nullity, compared)
+    verdict, reason, open_ = claim(problem, sure, span.dimension, attempt.fit.nullity, compared)
     refused = verdict is Extent.NOT_IDENTIFIED
     sure &= not refused
     certificate = replace(
-        _undetermined(problem, reason, span, T).certificate, verdict=verdict, not_identified=open_,
+        _refused(problem, reason, span, T, attempt.misfit).certificate, verdict=verdict, not_identified=open_,
         most_active=None if refused or problem.count else len(sure), family=attempt.fit.nullity,
-        misfit=attempt.misfit, sample_conditioning=attempt.terms.conditioning,
-        jacobian_conditioning=attempt.fit.conditioning, error_per_noise=errors[sure], margins=compared,
+        sample_conditioning=attempt.terms.conditioning, jacobian_conditioning=attempt.fit.conditioning,
+        error_per_noise=errors[sure], margins=compared,
     )  # fmt: skip
     return Identification(samples[sure], weights[sure], certificate, span.basis)
 
@@ -318,8 +316,8 @@ def _in_units(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tens
 def _variance(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tensor, Tensor]:
     """Variance of z_i for unit noise: a block per sample, and that of each coordinate outside the span.
 
-    Outside the span, z is the regression of the values on h_ji = (w_j·z_i)^{α−1}. Where the normal matrix was
-    not formed, z_i ∝ f(u_i) to first order, and the error is that of the interpolated f.
+    Outside the span, z is the regression of the values on h_ji = (w_j·z_i)^{α−1}. If the normal matrix was not
+    formed, z_i ∝ f(u_i) to first order, and the error is that of the interpolated f.
     """
     z, (n, k) = attempt.fit.z, attempt.fit.z.shape
     if attempt.fit.covariance is not None:
@@ -332,49 +330,40 @@ def _variance(problem: Problem, attempt: _Attempt, T: Interpolant) -> tuple[Tens
     return gain.square()[:, None, None] * torch.eye(k, dtype=z.dtype), gain.square()
 
 
-def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: _Span, misfit: float) -> Identification:
-    """T is no sum of independent terms to within the noise: keep those that split off, if T is one at all."""
-    assert T.tensor is not None
+def _in_part(problem: Problem, T: Interpolant, start: _Attempt, span: SampleSpan, misfit: float) -> Identification:
+    """T is not a sum of independent terms to within the noise. Keep the terms that split off."""
     if T.misfit > problem.allowed:
         completed = problem.scalar and not len(T.factor)
-        best = "the values show no tensor of few terms" if completed else "the values are no evaluations of an f"
-        where = f" in the {span.basis.shape[1]} dimensions that stand out of the noise" if problem.declared else ""
-        reason = f"{best}{where}: the best misses them by {T.misfit:.1e}, noise explains {problem.allowed:.1e}"
-        return _misfitting(problem, reason, span, T, misfit)
+        best = "no tensor of few terms fits the values" if completed else "no f fits the values"
+        where = f" in the {span.dimension} dimensions that exceed the noise" if problem.declared else ""
+        reason = f"{best}{where}: the smallest misfit is {T.misfit:.1e}, but noise explains {problem.allowed:.1e}"
+        return _refused(problem, reason, span, T, misfit)
     kept, errors = _split_off(problem, T, start)
-    reason = (
-        f"{int(kept.sum())} terms split off; the samples are linearly dependent, too many, or too alike to tell apart"
-    )
+    reason = f"{int(kept.sum())} terms split off; the samples are linearly dependent, too many or too similar"
+    refusal = _refused(problem, reason, span, T, misfit)
     if not kept.any():
-        return _misfitting(problem, reason, span, T, misfit)
-    most = None if problem.count else span.basis.shape[1] + 1
+        return refusal
+    most = None if problem.count else span.dimension + 1
     samples, weights, _ = _in_units(problem, start, T)
     certificate = replace(
-        _misfitting(problem, reason, span, T, misfit).certificate, verdict=Extent.IN_PART, most_active=most,
-        reason=reason if most is None else f"{reason}; those returned are samples if {no_more_active_than(most)}",
+        refusal.certificate, verdict=Extent.IN_PART, most_active=most,
+        reason=reason if most is None else f"{reason}; the returned ones are samples if {no_more_active_than(most)}",
         error_per_noise=errors[kept], not_identified=open_questions(problem),
         sample_conditioning=start.terms.conditioning,
     )  # fmt: skip
     return Identification(samples[kept], weights[kept], certificate, span.basis)
 
 
-def _misfitting(problem: Problem, reason: str, span: _Span, T: Interpolant, misfit: float) -> Identification:
-    """No samples, because the best of them leave this misfit."""
-    found = _undetermined(problem, reason, span, T)
-    return replace(found, certificate=replace(found.certificate, misfit=misfit))
-
-
 def _split_off(problem: Problem, T: Interpolant, start: _Attempt) -> tuple[Tensor, Tensor]:
     """Which terms are samples if no more than r + 1 are active, and the expected errors per unit of noise."""
-    assert T.tensor is not None
     defects = partial.split_off(T.tensor, start.terms)
     errors = _in_units(problem, start, T)[2]
-    errors += defects.sqrt() / problem.noise  # two samples this close together would pass for one
+    errors += defects.sqrt() / problem.noise  # two samples this close together would look like one
     tolerance = 100 * problem.noise / (T.conditioning * start.terms.conditioning**2)
     kept = start.terms.genuine & (defects <= tolerance) & (errors * problem.noise <= LARGEST_ERROR)
     if problem.estimated or problem.count not in (None, T.tensor.shape[0] + 1):
         return torch.zeros_like(kept), errors
-    # What noise may have added, and what it takes to split the term off entirely, must not make T decompose.
+    # Neither the noise nor the change that splits the term off entirely may make T decompose.
     distances = 10 * T.tensor_error(problem.noise) + defects * start.terms.weights.abs()
     proved = [partial.is_indecomposable(T.tensor, float(distance)) for distance in distances]
     return kept & torch.tensor(proved), errors

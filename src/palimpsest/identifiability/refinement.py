@@ -1,10 +1,10 @@
-"""Gauss–Newton on the samples themselves, and how noise on the values moves them.
+"""Gauss–Newton on the samples themselves, their reading in the caller's units, and how noise moves them.
 
 With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
 
     f(w_j) = Σ_i s_i t_ji^{α−1} z_i,    p(w_j) = Σ_i s_i t_ji^α,    t_ji = w_j·z_i,
 
-which has no freedom of scale left. The normal matrix JᵀJ is assembled from Gram matrices, never J itself.
+which fixes the scale. The normal matrix JᵀJ is assembled from Gram matrices; J is never formed.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from torch import Tensor
 from palimpsest.identifiability.interpolation import extreme_singular_values
 
 NORMAL_LIMIT = 4000
-"""Most unknowns n·d for which the normal matrix is formed; beyond, the Newton iteration on T has to do."""
+"""The largest normal matrix, in unknowns n·d. Larger problems rely on the Newton iteration on T."""
 
 TRUSTED = 1e-7
-"""Smallest conditioning of J at which JᵀJ, of its square, is still meaningful in double precision."""
+"""The smallest conditioning of J whose square, that of JᵀJ, double precision still resolves."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +29,10 @@ class Refined:
 
     Attributes:
         z: |b_i|^{1/α} x_i, (n, d).
-        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None when not computed.
+        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None if not computed.
         conditioning: smallest over largest singular value of J.
         nullity: dimension of the family of samples with the same values, to first order.
-        converged: whether the iteration came to rest.
+        converged: whether the iteration converged.
     """
 
     z: Tensor
@@ -69,7 +69,7 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
 
 
 def weighed(points: Tensor, values: Tensor, z: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """The same directions with the lengths and signs that fit the values best: least squares for b_i.
+    """The same directions, with the lengths and signs that fit the values best, from least squares for b_i.
 
     >>> w = torch.randn(9, 2, dtype=torch.float64)
     >>> z, signs = weighed(w, -8 * w[:, 0] ** 3, torch.eye(2, dtype=torch.float64), 3)
@@ -87,7 +87,7 @@ def weighed(points: Tensor, values: Tensor, z: Tensor, degree: int) -> tuple[Ten
 
 
 def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float = 0.0) -> Refined:
-    """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start; leaves z as it is when the problem is large."""
+    """Minimise Σ_j ‖values_j − f(w_j)‖² from a close start. A large problem keeps its z."""
     if z.numel() > NORMAL_LIMIT:
         return Refined(z, None, torch.nan, 0)
     iterations = 300 if damping else 25
@@ -107,7 +107,7 @@ def refine(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int
 def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
     """Inverse of a nearly singular JᵀJ, infinite for unknowns that its null space moves; and its nullity.
 
-    Squared, double precision resolves nothing below `TRUSTED`: such directions count as undetermined.
+    Directions below `TRUSTED` count as undetermined.
     """
     λ, vectors = torch.linalg.eigh(normal)
     loose = λ < TRUSTED**2 * λ[-1]
@@ -118,20 +118,11 @@ def _inverse_or_infinity(normal: Tensor) -> tuple[Tensor, int]:
 
 
 def least_squares(
-    points: Tensor,
-    values: Tensor,
-    z: Tensor,
-    signs: Tensor,
-    degree: int,
-    *,
-    damping: float,
-    iterations: int = 25,
+    points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int, *, damping: float, iterations: int = 25
 ) -> tuple[Tensor, Tensor, float, bool]:
-    """Levenberg–Marquardt: z, JᵀJ close to it, the relative misfit, and whether it came to rest in time.
+    """Levenberg–Marquardt, or Gauss–Newton without damping: z, JᵀJ close to it, relative misfit, and convergence.
 
-    Without damping it is Gauss–Newton.
-
-    JᵀJ is renewed only while steps are long: close to the solution an old one converges as well.
+    JᵀJ is updated only while steps are long. Close to the solution an old one converges as well.
     """
     scalar, size = values.dim() == 1, values.norm()
     best, μ, length = torch.inf, damping, torch.inf
@@ -172,3 +163,40 @@ def slope(points: Tensor, values: Tensor, z: Tensor, signs: Tensor, degree: int)
         return degree * h.T @ (residual[:, None] * points)
     inner = (degree - 1) * signs * t ** (degree - 2) * (residual @ z.T)
     return inner.T @ points + h.T @ residual
+
+
+def samples_and_weights(
+    z: Tensor, signs: Tensor, degree: int, *, bias: bool, norm: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """x_i, b_i and the derivative ∂x_i/∂z_i, of shapes (n, d), (n,) and (n, d, D).
+
+    With a bias, z_i ∝ (x_i, 1), D = d + 1, and the last coordinate gives sign and norm. Without one, D = d, the
+    norm is given, and the sign makes the sum of the coordinates positive.
+    """
+    if bias:
+        last = z[:, -1:]
+        x = z[:, :-1] / last
+        eye = torch.eye(x.shape[1], dtype=z.dtype).expand(len(z), -1, -1)
+        return x, signs * last[:, 0] ** degree, torch.cat([eye, -x[:, :, None]], 2) / last[:, :, None]
+    length = z.norm(dim=1)
+    flip = torch.where(z.sum(1) < 0, -1.0, 1.0).to(z)
+    x = (flip / length)[:, None] * z
+    tangent = torch.eye(z.shape[1], dtype=z.dtype) - x[:, :, None] * x[:, None, :]
+    return norm * x, signs * flip**degree * (length / norm) ** degree, norm * tangent / length[:, None, None]
+
+
+def propagate(derivative: Tensor, covariance: Tensor, outside: Tensor, embedding: Tensor) -> Tensor:
+    """Expected ‖δx_i‖ = √(tr D C Dᵀ), (n,), for independent errors inside and outside the embedded space.
+
+    Args:
+        derivative: ∂x_i/∂z_i, (n, d, D).
+        covariance: of z_i in the coordinates of the embedding, (n, k, k).
+        outside: variance of each coordinate of z_i orthogonal to the embedding, (n,).
+        embedding: orthonormal columns, (D, k).
+    """
+    inside = derivative @ embedding
+    hidden = covariance.diagonal(dim1=1, dim2=2).isinf().any(1)
+    variance = ((inside @ covariance.nan_to_num(posinf=0.0)) * inside).sum((1, 2))
+    variance[hidden] = torch.inf
+    rest = derivative.square().sum((1, 2)) - inside.square().sum((1, 2))
+    return (variance + outside * rest.clamp(min=0)).sqrt()

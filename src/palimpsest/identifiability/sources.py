@@ -1,10 +1,9 @@
 """Where evaluations of f(w) = Σ_i b_i (x_i·w)^{α−1} x_i come from.
 
-Every function returns ``points`` (m, d) and ``values``: (m, d) where the source gives f(w_j) itself, (m,)
-where it gives the scalar p(w_j) = w_j·f(w_j) = Σ_i b_i (x_i·w_j)^α. A network with biases is treated as one
-on inputs (x, 1): the points are (W_j, b_j), and `identify(..., bias=True)` recovers samples whose last
-coordinate is 1. Lower powers in the activation are fitted and taken away, so that what is returned is
-homogeneous.
+Every function returns ``points`` (m, d) and ``values``: f(w_j), (m, d), or the scalars p(w_j) = w_j·f(w_j) =
+Σ_i b_i (x_i·w_j)^α, (m,). A network with biases counts as one on inputs (x, 1): the points are (W_j, b_j), and
+`identify(..., bias=True)` recovers samples whose last coordinate is 1. Lower powers in the activation are fitted and
+subtracted, so that the values are homogeneous.
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
         >>> points.shape, values.shape
         (torch.Size([10, 3]), torch.Size([10, 3]))
     """
-    w, a = _lifted(network, _parameters(network)), _head(network)
-    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
-    values = w[alive] / (network.degree * network.coefficients[-1] * a[alive, None])
+    w, (alive, a) = _rows(network), _alive_heads(network)
+    values = w[alive] / (network.degree * network.coefficients[-1] * a)
     return w[alive], _leading_part(w[alive], values, network)
 
 
@@ -59,7 +57,7 @@ def from_gradient(network: PolynomialNetwork, gradient: Mapping[str, Tensor]) ->
         >>> points.shape, values.shape
         (torch.Size([10, 3]), torch.Size([10, 3]))
     """
-    return _undivided(network, _lifted(network, _parameters(network)), _lifted(network, gradient))
+    return _undivided(network, _rows(network), _rows(network, gradient))
 
 
 def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, at: float | None = None) -> Evaluations:
@@ -92,7 +90,7 @@ def from_lazy_training(initial: PolynomialNetwork, final: PolynomialNetwork, *, 
 def _place_of_gradients(initial: PolynomialNetwork, final: PolynomialNetwork, start: Tensor, end: Tensor) -> float:
     """The t at which W_j(t)·ΔW_j = α a_j(t) Δa_j holds best.
 
-    Every gradient of a homogeneous network satisfies W_j·∇_{W_j} = α a_j ∇_{a_j} where it is taken.
+    Every gradient of a homogeneous network satisfies W_j·∇_{W_j} = α a_j ∇_{a_j} at its own weights.
     """
     α, moved = initial.degree, (final.a - initial.a).detach()
     if any(initial.coefficients[:-1]) or not moved.any():
@@ -121,71 +119,66 @@ def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> 
     """
     w, same = _states(initial, final)
     if not torch.equal(w, same):
-        raise InvalidInputError("W or b moved, so more than the head was trained; use from_lazy_training")
+        raise InvalidInputError("W or b changed, so not only the head was trained; use from_lazy_training")
     values = (final.a - initial.a).detach() / initial.coefficients[-1]
     return w, _leading_part(w, values, initial)
 
 
 def _states(initial: PolynomialNetwork, final: PolynomialNetwork) -> tuple[Tensor, Tensor]:
     """The rows (W_j, b_j) before and after."""
-    start, end = (_lifted(net, _parameters(net)) for net in (initial, final))
+    start, end = _rows(initial), _rows(final)
     check_finite("the head weights", initial.a, final.a)
-    if start.shape != end.shape or initial.coefficients != final.coefficients:
+    same_kind = start.dtype == end.dtype and initial.a.dtype == final.a.dtype
+    if start.shape != end.shape or initial.coefficients != final.coefficients or not same_kind:
         raise InvalidInputError(
-            "initial and final network differ in shape or activation; give two states of one network"
+            "initial and final network differ in shape, activation or precision; give two states of one network"
         )
-    if start.dtype != end.dtype or initial.a.dtype != final.a.dtype:
-        raise InvalidInputError("initial and final weights differ in precision; save both in the same")
     return start, end
 
 
-def _lifted(network: PolynomialNetwork, parameters: Mapping[str, Tensor]) -> Tensor:
-    """The rows (W_j, b_j), or W_j where the network has no bias, of a network of a degree that is worth it."""
+def _rows(network: PolynomialNetwork, parameters: Mapping[str, Tensor] | None = None) -> Tensor:
+    """The rows (W_j, b_j), or W_j without a bias, of the network's own parameters or of a gradient."""
     check_degree(network.degree)
-    names = ["W"] if network.b is None else ["W", "b"]
-    if missing := [name for name in names if parameters.get(name) is None]:
-        raise InvalidInputError(f"the gradient lacks {', '.join(missing)}; give one entry per parameter")
-    blocks = [parameters[name].detach() for name in names]
-    for name, block in zip(names, blocks, strict=True):
-        if block.shape != getattr(network, name).shape:
-            raise InvalidInputError(f"{name} has another shape than the network's; give one entry per parameter")
+    own = {name: p.detach() for name, p in network.named_parameters() if name != "a"}
+    given = own if parameters is None else parameters
+    for name, parameter in own.items():
+        if (block := given.get(name)) is None or block.shape != parameter.shape:
+            raise InvalidInputError(f"the gradient does not contain {name} of shape {tuple(parameter.shape)}; add it")
+    blocks = [given[name].detach() for name in own]
     check_finite("the weights or the gradient", *blocks)
     return torch.cat([block.reshape(len(network.W), -1) for block in blocks], 1)
 
 
-def _parameters(network: PolynomialNetwork) -> dict[str, Tensor]:
-    return dict(network.named_parameters())
-
-
-def _head(network: PolynomialNetwork) -> Tensor:
+def _alive_heads(network: PolynomialNetwork) -> tuple[Tensor, Tensor]:
+    """Which a_j are not zero to working precision, (m,), and those as a column."""
     a = network.a.detach()
     check_finite("the head weights", a)
     if not a.any():
-        raise NoGradientError("every head weight a_j is zero, so W has no trace of the data; train the head")
-    return a
+        raise NoGradientError("every head weight a_j is zero, so W does not depend on the data; train the head")
+    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
+    return alive, a[alive, None]
 
 
 def _undivided(network: PolynomialNetwork, w: Tensor, numerators: Tensor) -> Evaluations:
     """f(c_j w_j) with c_j^{α−1} = |a_j|/ā, for the mean ā of |a_j|: numerators times sign(a_j)/(α c_α ā)."""
-    a = _head(network).to(w)
-    alive = a.abs() > torch.finfo(a.dtype).eps * a.abs().max()
-    w, a, numerators = w[alive], a[alive, None], numerators.to(w)[alive]
+    alive, a = _alive_heads(network)
+    w, a, numerators = w[alive], a.to(w), numerators.to(w)[alive]
     share = a.abs() / a.abs().mean()
     values = _leading_part(w, numerators / (network.degree * network.coefficients[-1] * a), network)
     return share ** (1 / (network.degree - 1)) * w, share * values
 
 
 def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tensor:
-    """Take away what lower powers of the activation contribute to the values.
+    """Subtract what lower powers of the activation contribute to the values.
 
-    A polynomial of degree q in w is homogeneous of degree q in (w, 1): fit it, keep the monomials without the
-    last variable. What the fit leaves stays in the result, for the certificate's misfit to see.
+    A polynomial of degree q in w is homogeneous of degree q in (w, 1): fit it, and keep the monomials without the
+    last variable. The residual of the fit stays in the result, and the certificate's misfit shows it.
     """
     degree = network.degree - (values.dim() - 1)
     if not any(network.coefficients[network.degree - degree : -1]):
         return values
     F = values.to(torch.float64).reshape(len(values), -1)
-    if values.dim() == 2:  # f lives in the span of the samples: interpolate there
+    if values.dim() == 2:  # f lies in the span of the samples: interpolate there
         _, σ, Vh = torch.linalg.svd(F, full_matrices=False)
         U = Vh[σ > 100 * torch.finfo(values.dtype).eps * σ[0]].T
         F, u = F @ U, w.to(torch.float64) @ U
@@ -194,7 +187,7 @@ def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tens
     needed = monomial_count(u.shape[1] + 1, degree)
     if len(u) < needed:
         raise InvalidInputError(
-            f"{len(u)} evaluations cannot separate the powers of this activation; {needed} neurons are needed"
+            f"{len(u)} neurons cannot separate the powers of this activation; use at least {needed}"
         )
     scale = u.norm(dim=1).square().mean().sqrt()  # brings the constant to the size of the other variables
     lifted = torch.cat([u / scale, u.new_ones(len(u), 1)], 1)

@@ -1,8 +1,8 @@
 """Stationary points of the margin problem that satisfy the rank condition, built from the eigenvectors of T.
 
-A neuron (a, W) is stationary when W = α a f(W) and a = W·f(W). For every real eigenvector, f(v) = μ v with
-‖v‖ = 1, it is W = s v and a = sign(μ) s/√α with s^{2α−2} = 1/(α μ²). Such networks exist, but no training
-reaches them: see `docs/identifiability.md`.
+A neuron (a, W) is stationary if W = α a f(W) and a = W·f(W). Every real eigenvector, f(v) = μ v with ‖v‖ = 1, gives
+W = s v and a = sign(μ) s/√α with s^{2α−2} = 1/(α μ²). Such networks exist, but training does not reach them: see
+`docs/identifiability.md`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from palimpsest.networks import PolynomialNetwork
 
 
 def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Tensor, Tensor]:
-    """Unit v and μ with T(·, v, …, v) = μ v, by Newton's method: those that converge, once each.
+    """Distinct unit v and μ with T(·, v, …, v) = μ v, by Newton's method from every start.
 
     >>> e = torch.eye(3, dtype=torch.float64)
     >>> v, μ = eigenvectors(power_sum(e, 2 * torch.ones(3).double(), 3), e)
@@ -27,7 +27,7 @@ def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Te
     """
     d, α = T.shape[0], T.dim()
     eye = torch.eye(d, dtype=T.dtype)
-    found: list[tuple[Tensor, Tensor]] = []
+    vectors, values = T.new_zeros(0, d), T.new_zeros(0)
     for v in torch.nn.functional.normalize(starts, dim=1):
         μ = contract(T, *[v] * α)
         for _ in range(iterations):
@@ -39,11 +39,9 @@ def eigenvectors(T: Tensor, starts: Tensor, *, iterations: int = 50) -> tuple[Te
             if step.norm() < 1e-15:
                 break
         exact = (contract(T, *[v] * (α - 1)) - μ * v).norm() < 1e-13 * T.norm() and μ.abs() > 1e-8 * T.norm()
-        if exact and all((v @ u).abs() < 1 - 1e-9 for u, _ in found):
-            found.append((v, μ))
-    if not found:
-        return T.new_zeros(0, d), T.new_zeros(0)
-    return torch.stack([v for v, _ in found]), torch.stack([μ for _, μ in found])
+        if exact and all((v @ u).abs() < 1 - 1e-9 for u in vectors):
+            vectors, values = torch.cat([vectors, v[None]]), torch.cat([values, μ[None]])
+    return vectors, values
 
 
 def stationary_network(samples: Tensor, weights: Tensor, degree: int = 3) -> PolynomialNetwork:
@@ -72,7 +70,5 @@ def stationary_network(samples: Tensor, weights: Tensor, degree: int = 3) -> Pol
     v, μ = eigenvectors(T, torch.stack([parts[S] @ dual[S] for S in subsets]))
     s = (degree * μ.square()).pow(-1 / (2 * degree - 2))
     network = PolynomialNetwork(x.shape[1], len(v), activation=degree).double()
-    with torch.no_grad():
-        network.W.copy_(s[:, None] * v)
-        network.a.copy_(μ.sign() * s / degree**0.5)
+    network.load_state_dict({"W": s[:, None] * v, "a": μ.sign() * s / degree**0.5})
     return network

@@ -1,6 +1,6 @@
 """Which candidate stands for which image?
 
-Every rule reads a matrix of similarities ``(images, candidates)`` and does not know which images were trained on: all
+Every rule reads a matrix of similarities ``(images, candidates)``. It does not know which images were trained on: all
 compete for candidates in one pool. A verdict always uses the nearest candidate; the other rules are for scores.
 """
 
@@ -19,7 +19,7 @@ UNMATCHED = -1
 
 
 def match(similarity: Tensor, *, rule: MatchingRule = "nearest") -> Tensor:
-    """The candidate of each image, −1 for an image that gets none.
+    """The candidate of each image, or −1.
 
     Args:
         similarity: ``(n, k)``, larger is more alike.
@@ -42,7 +42,7 @@ def match(similarity: Tensor, *, rule: MatchingRule = "nearest") -> Tensor:
 
 
 def eligible(similarity: Tensor, *, rule: MatchingRule) -> Tensor:
-    """The similarities with −∞ where the rule does not let a candidate stand for an image."""
+    """The similarities, with −∞ for pairs that the rule does not allow."""
     if rule == "nearest":
         return similarity
     if rule == "best-buddies":
@@ -54,11 +54,11 @@ def eligible(similarity: Tensor, *, rule: MatchingRule) -> Tensor:
 def vote(candidates: Tensor, similarity: Tensor, *, rule: MatchingRule, ratio: float = 1.1) -> Tensor:
     """For each image the mean of the candidates about as near to it as the nearest one, ``(n, …)``.
 
-    Those are the candidates that the rule allows whose distance 1 − similarity is at most ``ratio`` times the
-    least. An image without a candidate gets zeros.
+    These are the allowed candidates whose distance 1 − similarity is at most ``ratio`` times the least. The mean is
+    zero if there are none.
     """
     if rule == "one-to-one":
-        raise InvalidInputError("one-to-one matching gives one candidate per image; vote with another rule")
+        raise InvalidInputError("voting needs several candidates per image; use another rule than one-to-one")
     distance = 1 - eligible(similarity, rule=rule)
     nearest = distance.amin(1, keepdim=True)
     voters = ((distance <= ratio * nearest) & distance.isfinite()).to(candidates)

@@ -1,6 +1,6 @@
-"""How alike are two images? Four answers, each a pure function of batches ``(N, C, H, W)``.
+"""Measures of how alike two images are, each a pure function of batches ``(N, C, H, W)``.
 
-Everything is computed in double precision: the variances inside SSIM are small differences of large numbers.
+All are computed in double precision, because the variances inside SSIM are small differences of large numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def psnr(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
 def pairwise_ncc(a: Tensor, b: Tensor) -> Tensor:
     """Normalised cross-correlation of each a_i with each b_j: the cosine after subtracting each image's mean.
 
-    A constant image correlates with nothing: its row or column is 0.
+    The row or column of a constant image is 0.
 
     >>> x = torch.rand(3, 1, 5, 5)
     >>> torch.allclose(pairwise_ncc(x, 7 * x - 2).diagonal(), torch.ones(3).double())
@@ -59,8 +59,8 @@ def ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
 
         SSIM = (2μ_aμ_b + c₁)(2σ_ab + c₂) / ((μ_a² + μ_b² + c₁)(σ_a² + σ_b² + c₂)),   c_i = (K_i · data_range)².
 
-    Border: only positions at which the whole window lies inside the image. In images smaller than the window it
-    shrinks to the largest odd size that fits. The variances are those of the window, without n/(n − 1).
+    Positions count if the whole window lies inside the image. For images smaller than the window, it shrinks to the
+    largest odd size that fits. The variances are those of the window, without n/(n − 1).
 
     Examples:
         >>> x = torch.rand(2, 3, 16, 16)
@@ -69,24 +69,15 @@ def ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0) -> Tensor:
     """
     _check(a, b)
     a, b = a.double(), b.double()
-    return _ssim(_moments(a), _moments(b), _blur(a * b), data_range)
-
-
-def pairwise_ssim(a: Tensor, b: Tensor, *, data_range: float = 1.0, chunk: int = 4096) -> Tensor:
-    """SSIM of each a_i with each b_j, ``(len(a), len(b))``, about ``chunk`` pairs at a time."""
-    _check(a, b, paired=False)
-    a, b = a.double(), b.double()
-    moments = _moments(b)
-    rows = max(1, chunk // max(1, len(b)))
-    result = [
-        _ssim(_moments(part), moments, _blur(part * b), data_range)
-        for part in (a[i : i + rows].unsqueeze(1) for i in range(0, len(a), rows))
-    ]
-    return torch.cat(result) if result else a.new_zeros(0, len(b))
+    c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
+    μa, μb = _blur(a), _blur(b)
+    va, vb, covariance = _blur(a * a) - μa**2, _blur(b * b) - μb**2, _blur(a * b) - μa * μb
+    map_ = (2 * μa * μb + c1) * (2 * covariance + c2) / ((μa**2 + μb**2 + c1) * (va + vb + c2))
+    return map_.mean((-3, -2, -1))
 
 
 def minmax(images: Tensor, *, low: float = 0.0, high: float = 1.0) -> Tensor:
-    """Each image stretched so that its least value is ``low`` and its largest ``high``; constant ones become ``low``.
+    """Each image scaled so that its least value is ``low`` and its largest ``high``; constant ones become ``low``.
 
     Examples:
         >>> minmax(torch.tensor([[[[1.0, 3.0]]]]))
@@ -117,20 +108,6 @@ def gaussian_blur(images: Tensor, *, sigma: float) -> Tensor:
     return vertical @ images @ horizontal.T
 
 
-def _ssim(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], second: Tensor, data_range: float) -> Tensor:
-    c1, c2 = (K1 * data_range) ** 2, (K2 * data_range) ** 2
-    (μa, va), (μb, vb) = a, b
-    covariance = second - μa * μb
-    map_ = (2 * μa * μb + c1) * (2 * covariance + c2) / ((μa**2 + μb**2 + c1) * (va + vb + c2))
-    return map_.mean((-3, -2, -1))
-
-
-def _moments(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Local mean and variance."""
-    mean = _blur(x)
-    return mean, _blur(x * x) - mean**2
-
-
 def _blur(x: Tensor) -> Tensor:
     """Gaussian-weighted mean over each window inside the image, as a product of small matrices."""
     window = min(WINDOW, *(n - 1 + n % 2 for n in x.shape[-2:]))
@@ -139,7 +116,7 @@ def _blur(x: Tensor) -> Tensor:
 
 
 def _gaussian(rows: int, columns: int, sigma: float, like: Tensor) -> Tensor:
-    """Row i holds weights around column i + (columns − rows)/2, in a band if rows are fewer."""
+    """Row i has Gaussian weights around column i + (columns − rows)/2, limited to a band if rows are fewer."""
     offset = (columns - rows) / 2
     i, j = torch.arange(rows).double()[:, None], torch.arange(columns).double()
     distance = (j - i - offset).abs()
@@ -159,5 +136,6 @@ def _standardise(x: Tensor) -> Tensor:
 
 def _check(a: Tensor, b: Tensor, *, paired: bool = True) -> None:
     if a.ndim != 4 or b.ndim != 4 or a.shape[1:] != b.shape[1:] or (paired and len(a) != len(b)):
-        raise InvalidInputError(f"images of shapes {tuple(a.shape)} and {tuple(b.shape)} cannot be compared;"
-                                " give (N, C, H, W) of the same size")  # fmt: skip
+        raise InvalidInputError(
+            f"images of shapes {tuple(a.shape)} and {tuple(b.shape)} do not match; give (N, C, H, W) of the same size"
+        )

@@ -1,7 +1,7 @@
 """Candidates against images: match, measure, judge.
 
 Two measures serve two purposes. `ssim` is the literature's: it adds the mean to the candidate and compares the sum with
-the image. It must not decide a verdict. A mean of the training images holds a share x_i/n of each of them, so even
+the image. It must not decide a verdict. A mean of the training images contains a share x_i/n of each of them, so even
 noise plus that mean resembles training images more than held-out ones.
 
 `likeness` decides. It compares candidate and image as the network sees them, x − mean, and ignores brightness, colour
@@ -86,7 +86,7 @@ class Score(ImageScores):
         verdict: the claim and its numbers.
         matching: the rule that chose the candidates.
         voting: whether near candidates were averaged.
-        value_range: the range that candidates were scaled to.
+        value_range: the range that candidates were scaled to: (0, 1), or that of all images if they exceed it.
     """
 
     recovered: Tensor
@@ -139,17 +139,18 @@ def score(
     _check(candidates, images, others)
     pool = torch.cat([images.detach().to(candidates), others.detach().to(candidates)])
     shift = torch.as_tensor(0.0 if mean is None else mean).detach().to(candidates).expand(pool.shape[1:])
-    value_range = _value_range(pool)
+    low, high = float(pool.min()), float(pool.max())
+    value_range = (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
     similarity = metrics.pairwise_ncc(pool - shift, candidates)
     index = match(similarity, rule=matching)
     matched = vote(candidates, similarity, rule=matching) if voting else candidates[index.clamp_min(0)]
     matched = matched.masked_fill((index == UNMATCHED).view(-1, 1, 1, 1), 0.0)
     table = _measure(pool, matched + shift, value_range)
-    # Judged by the nearest candidate whatever the rule: other rules let images compete, and those of a set that was
-    # centred by its own mean compete less.
+    # The verdict uses the nearest candidate, because other rules favour images that were centred by their own mean.
     table |= _likeness(pool - shift, candidates[similarity.argmax(1)])
-    table |= {"match": index, "ncc": _correlation(similarity, index)}
+    table["match"] = index
+    table["ncc"] = similarity.gather(1, index.clamp_min(0)[:, None])[:, 0].masked_fill(index == UNMATCHED, 0.0)
 
     parts = slice(len(images)), slice(len(images), None)
     trained, unseen = (ImageScores(**{k: v[part].cpu() for k, v in table.items()}) for part in parts)
@@ -167,11 +168,11 @@ def score(
 
 def _check(candidates: Tensor, images: Tensor, held_out: Tensor) -> None:
     if not all(x.is_floating_point() for x in (candidates, images, held_out)):
-        raise InvalidInputError("images are whole numbers; give numbers in [0, 1], for bytes images / 255")
+        raise InvalidInputError("the images are whole numbers; give numbers in [0, 1], for example images / 255")
     shapes = {tuple(x.shape[1:]) for x in (candidates, images, held_out)}
     if len(shapes) > 1 or images.ndim != 4 or not len(candidates) or not len(images):
-        raise InvalidInputError(f"candidates {tuple(candidates.shape)}, images {tuple(images.shape)}, held"
-                                f" out {tuple(held_out.shape)} must be (N, C, H, W) of one size")  # fmt: skip
+        given = " and ".join(str(tuple(x.shape)) for x in (candidates, images, held_out))
+        raise InvalidInputError(f"candidates, images and held-out images are {given}; give (N, C, H, W) of one size")
     if not all(torch.isfinite(x).all() for x in (candidates, images, held_out)):
         raise NonFiniteError("candidates or images contain NaN or infinity; remove them before scoring")
     check_apart(images, held_out)
@@ -185,12 +186,6 @@ def check_apart(images: Tensor, held_out: Tensor) -> None:
             raise InvalidInputError(
                 f"held-out image {j + 1} is also training image {i + 1}; hold out images that were not trained on"
             )
-
-
-def _value_range(pool: Tensor) -> tuple[float, float]:
-    """(0, 1) for images that lie in it, otherwise the range of all images together."""
-    low, high = float(pool.min()), float(pool.max())
-    return (0.0, 1.0) if low >= 0 and high <= 1 else (low, high)
 
 
 def _measure(images: Tensor, matched: Tensor, value_range: tuple[float, float]) -> dict[str, Tensor]:
@@ -209,8 +204,3 @@ def _likeness(seen: Tensor, matched: Tensor) -> dict[str, Tensor]:
     blur = metrics.gaussian_blur(seen, sigma=BLUR * min(seen.shape[-2:]))
     versions = {"likeness": matched, "blurred": blur}
     return {name: metrics.ssim(metrics.standardise(x), target, data_range=CONTRAST) for name, x in versions.items()}
-
-
-def _correlation(similarity: Tensor, index: Tensor) -> Tensor:
-    found = similarity.gather(1, index.clamp_min(0)[:, None])[:, 0]
-    return found.masked_fill(index == UNMATCHED, 0.0)

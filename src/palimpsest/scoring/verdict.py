@@ -1,19 +1,20 @@
 """Did the training images leak? A claim with a known rate of false alarms.
 
-Members are the training images, held-out images are others of the same kind that were scored in the same way. If
-the candidates owe nothing to the training set, the two are exchangeable: each of the orders in which n members
-and m held-out images can be ranked by score is equally likely. Two tests of that are made:
+Members are the training images. Held-out images are others of the same kind, scored in the same way. If the candidates
+do not depend on the training set, the two are exchangeable: every ranking of n members and m held-out images by score
+is equally likely. Two tests check this:
 
-- the Mann–Whitney test, which notices that members tend to score higher; exact up to `EXACT_LIMIT` pairs, and
-  by the normal approximation beyond;
-- the count R of members that score above *every* held-out image, which notices that a few score far higher:
+- the Mann–Whitney test, which detects that members tend to score higher. It is exact up to `EXACT_LIMIT` pairs, and
+  uses the normal approximation for more;
+- the count R of members that score above *every* held-out image, which detects that a few score far higher:
   P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i), exactly.
 
 Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often. If the
 strongest of several reconstructions of the same weights is reported, each p-value is multiplied by their number, the
 looks (Bonferroni).
-Images drawn in fixed numbers of each class are exchangeable within a class only. With the same proportions of
-classes among members and held-out images the two tests, which pool the classes, then hold approximately.
+
+Images drawn in fixed numbers of each class are exchangeable only within a class. The two tests pool the classes. They
+hold approximately if members and held-out images have the same proportions of classes.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class Outcome(StrEnum):
     LEAKAGE = "leakage"
     """Training images can be read out of the weights."""
     NO_EVIDENCE = "no evidence"
-    """Nothing was read; an audit says so only if the same effort reads a control that is as hard to read."""
+    """Nothing was read. An audit says so only if the same effort reads a control that is as hard to read."""
     UNDECIDED = "undecided"
-    """The audit ran to its end, and what it found supports neither of the two."""
+    """The audit ran to its end, and its findings support neither of the two."""
     NO_VERDICT = "no verdict"
-    """Something that a verdict needs is missing, or an assumption of the method does not hold."""
+    """A verdict needs something that is missing, or an assumption of the method does not hold."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks:
     threshold = max(0.0, float(y.max()))
     R = int((x > threshold).sum())
     p_value = min(1.0, 2 * looks * min(_mann_whitney(x, y), _exceedance(R, n, m)))
-    # The fewest true recoveries t that leave the other R − t as a chance hit among n − t exchangeable images.
+    # The fewest true recoveries t for which chance can explain the other R − t among n − t exchangeable images.
     low = next(t for t in range(R + 1) if _exceedance(R - t, n - t, m) > half)
     auc = float(((x[:, None] > y).mean() + (x[:, None] >= y).mean()) / 2)
     limits = _auc_interval(auc, n, m, confidence)
@@ -161,7 +162,7 @@ def _exceedance(r: int, n: int, m: int) -> float:
 
 
 def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
-    """One-sided p-value of members scoring higher; ties count against them, so the level holds."""
+    """One-sided p-value that members score higher. Ties count against members, so the level holds."""
     scores, held_out = np.concatenate([x, y]), np.repeat([0, 1], [len(x), len(y)])
     ranks = np.empty(len(scores))
     ranks[np.lexsort((held_out, scores))] = np.arange(len(scores))
@@ -171,7 +172,7 @@ def _mann_whitney(x: np.ndarray, y: np.ndarray) -> float:
 
 
 def _auc_interval(auc: float, n: int, m: int, confidence: float) -> tuple[float, float]:
-    """Newcombe's fifth method: the θ with |auc − θ| ≤ z √V(θ), which stays an interval when auc is 0 or 1."""
+    """Newcombe's fifth method: the θ with |auc − θ| ≤ z √V(θ), which remains an interval if auc is 0 or 1."""
     z = stats.norm.ppf((1 + confidence) / 2)
     N = (n + m) / 2 - 1
 
