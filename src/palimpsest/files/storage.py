@@ -40,14 +40,16 @@ def write_atomically(path: Path | str, data: bytes) -> None:
 def write_together(files: Mapping[Path, bytes]) -> None:
     """Write files that belong together: none is replaced before all are on the disk."""
     temporary: dict[Path, Path] = {}
+    intact = "what was saved before is intact"
     try:
         for path, data in files.items():
             temporary[path] = _beside(path, data)
         for path, new in temporary.items():
             os.replace(new, path)
+            intact = "some files are new and some are old until then"
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder, and"
-                           " give the same command again: what was saved before is intact") from error  # fmt: skip
+                           f" give the same command again: {intact}") from error  # fmt: skip
     finally:
         for new in temporary.values():
             new.unlink(missing_ok=True)
@@ -186,7 +188,7 @@ def load_tensors(
         loaded = safetensors.torch.load(content)
         metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         description = parse_json(metadata["palimpsest"])
-        if description.get("format") != FORMAT:
+        if description.pop("format", None) != FORMAT:
             raise CheckpointError(f"{path} was saved by another version of Palimpsest; {remedy}")
         sound = metadata["sha256"] == _tensor_digest(loaded, metadata["palimpsest"], metadata["owner"])
         # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
