@@ -21,7 +21,7 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.result import OUT_OF_TIME
 from palimpsest.auditing.subject import factory, subject
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
 from palimpsest.runs.folder import RunFolder
 from palimpsest.scoring import Outcome
