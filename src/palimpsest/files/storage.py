@@ -28,7 +28,7 @@ from palimpsest.errors import CheckpointError, RunFolderError, StorageError
 FORMAT = 3  # of files that are read again; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
 LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
-MAKE_AGAIN = "delete it and give the same command again"
+MAKE_AGAIN = "delete it and run the same command again"
 os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
 
 
@@ -49,7 +49,7 @@ def write_together(files: Mapping[Path, bytes]) -> None:
             intact = "some files are new and some are old until then"
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder, and"
-                           f" give the same command again: {intact}") from error  # fmt: skip
+                           f" run the same command again: {intact}") from error  # fmt: skip
     finally:
         for new in temporary.values():
             new.unlink(missing_ok=True)
@@ -96,9 +96,7 @@ def regular(path: Path | str, flags: int, *, follow: bool = False) -> int:
 
 
 def _unreadable(path: Path | str, error: OSError) -> StorageError:
-    return StorageError(
-        f"cannot read {path}: {error.strerror or error}; put that right and give the same command again"
-    )
+    return StorageError(f"cannot read {path}: {error.strerror or error}; correct that and run the same command again")
 
 
 # --- checksums ---------------------------------------------------------------------------------------
@@ -150,14 +148,6 @@ def save_tensors(
         tensors: the tensors by name.
         description: anything that JSON can hold.
         owner: the run that the file belongs to.
-
-    Examples:
-        >>> import tempfile
-        >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
-        >>> save_tensors(path, {"x": torch.ones(2)}, {"what": "an example"})
-        >>> tensors, description = load_tensors(path)
-        >>> tensors["x"].tolist(), description["what"]
-        ([1.0, 1.0], 'an example')
     """
     write_atomically(path, packed(tensors, description, owner=owner))
 
@@ -237,17 +227,17 @@ def load_json(path: Path | str, *, owner: str | None = None, remedy: str = MAKE_
 
 
 def parse_json(text: str | bytes) -> dict[str, Any]:
-    """A JSON object; anything else is a ValueError, also what is nested too deeply to be read."""
+    """A JSON object. Anything else, or deep nesting, is a ValueError."""
     try:
         content = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(content, dict) or not _is_shallow(content, DEEPEST):
-        raise ValueError("no JSON object, or one nested too deeply")
+        raise ValueError("not a JSON object, or nested too deeply")
     return content
 
 
 def _is_shallow(value: Any, levels: int) -> bool:
-    """Whether whoever walks through a value will come back."""
+    """Whether a value is nested at most this deep."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels > 0 and all(_is_shallow(each, levels - 1) for each in inner)

@@ -35,19 +35,8 @@ from typing import Annotated, Any
 from torch import Tensor
 
 from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError
+from palimpsest.files import storage
 from palimpsest.files.schema import Range, built
-from palimpsest.files.storage import (
-    digest,
-    file_digest,
-    load_json,
-    load_tensors,
-    packed,
-    packed_json,
-    regular,
-    save_tensors,
-    write_atomically,
-    write_together,
-)
 from palimpsest.files.versions import versions
 from palimpsest.runs import journal
 from palimpsest.solver.callbacks import Callback
@@ -116,18 +105,14 @@ class RunFolder:
     def _lock(self) -> int:
         path = self.path / ".lock"
         try:
-            lock = regular(path, os.O_RDWR | os.O_CREAT)
+            lock = storage.regular(path, os.O_RDWR | os.O_CREAT)
         except OSError as error:
-            raise RunFolderError(
-                f"cannot lock {path}: {error.strerror}; delete that file or choose another folder"
-            ) from error
+            raise RunFolderError(f"cannot lock {path}: {error.strerror}; delete it or choose another folder") from error
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             os.close(lock)
-            raise RunFolderError(
-                f"{self.path} is in use by another run; wait for it or choose another folder"
-            ) from error
+            raise RunFolderError(f"another run uses {self.path}; wait for it or choose another folder") from error
         return lock
 
     def _put_in_order(self) -> None:
@@ -136,9 +121,7 @@ class RunFolder:
             for path in (Path(folder, name) for name in (*folders, *files)):
                 mode = path.lstat().st_mode
                 if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-                    raise RunFolderError(
-                        f"{path} is a link or a device, not a file; delete it and give the same command again"
-                    )
+                    raise RunFolderError(f"{path} is a link or a device, not a file; delete it and run this again")
                 if _is_leftover(path) and stat.S_ISREG(mode):
                     path.unlink()
         self.adopt_new_checkpoint()
@@ -155,22 +138,19 @@ class RunFolder:
 
     @property
     def config(self) -> dict[str, Any]:
-        return load_json(self.path / "config.json", remedy="train into a new folder")
+        return storage.load_json(self.path / "config.json", remedy="train into a new folder")
 
     @property
     def owner(self) -> str:
         """The identity of this run, which its files carry."""
-        return digest(self.config)
+        return storage.digest(self.config)
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         self.write("config.json", _configuration(config))
 
-    def write_scores(self, scores: Mapping[str, Any]) -> None:
-        self.write("scores.json", packed_json(scores))
-
     def write(self, name: str, content: bytes) -> Path:
         path = self.path / name
-        write_atomically(path, content)
+        storage.write_atomically(path, content)
         return path
 
     # --- weights ------------------------------------------------------------------------------------------
@@ -180,22 +160,19 @@ class RunFolder:
     ) -> None:
         """Configuration and weights, which must never be those of two trainings."""
         files = {
-            "initial.safetensors": packed(initial, {"what": "weights before training"}),
-            "model.safetensors": packed(model, {"what": "weights after training"}),
+            "initial.safetensors": storage.packed(initial, {"what": "weights before training"}),
+            "model.safetensors": storage.packed(model, {"what": "weights after training"}),
         }
         checksums = {name: hashlib.sha256(content).hexdigest() for name, content in files.items()}
         files["config.json"] = _configuration({**config, "weights": checksums})
-        write_together({self.path / name: content for name, content in files.items()})
+        storage.write_together({self.path / name: content for name, content in files.items()})
 
     def weights(self) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         """(trained, initial), if they are those that config.json was written with."""
         paths = [self.path / f"{name}.safetensors" for name in ("model", "initial")]
-        trained, initial = (load_tensors(path, remedy=TRAIN_AGAIN)[0] for path in paths)
-        if self.config.get("weights") != {path.name: file_digest(path) for path in paths}:
-            raise RunFolderError(
-                f"the weights in {self.path} are not those of its config.json, because a training was interrupted or a"
-                f" file was replaced; {TRAIN_AGAIN}"
-            )
+        trained, initial = (storage.load_tensors(path, remedy=TRAIN_AGAIN)[0] for path in paths)
+        if self.config.get("weights") != {path.name: storage.file_digest(path) for path in paths}:
+            raise RunFolderError(f"the weights in {self.path} are not those of its config.json; {TRAIN_AGAIN}")
         return trained, initial
 
     # --- reconstructions ----------------------------------------------------------------------------------
@@ -218,7 +195,7 @@ class RunFolder:
         path = self.path / "reconstruction.safetensors"
         if not path.exists():
             return {}
-        tensors, description = load_tensors(path, owner=self.owner, remedy="delete it and reconstruct again")
+        tensors, description = storage.load_tensors(path, owner=self.owner, remedy="delete it and reconstruct again")
         try:
             found = {name: dict(vars(built(VariantRecord, fields))) for name, fields in description["variants"].items()}
             for key, t in tensors.items():
@@ -238,15 +215,15 @@ class RunFolder:
         lines = [json.dumps({"variant": n} | entry) for n, fields in rest.items() for entry in fields["history"]]
         files = {
             "history.jsonl": ("\n".join(lines) + "\n").encode(),
-            "reconstruction.safetensors": packed(tensors, {"variants": rest}, owner=self.owner),
+            "reconstruction.safetensors": storage.packed(tensors, {"variants": rest}, owner=self.owner),
         }
-        write_together({self.path / name: content for name, content in files.items()})
+        storage.write_together({self.path / name: content for name, content in files.items()})
         self._forget_snapshots({name: self.owner_of(name, fields["settings"]) for name, fields in variants.items()})
         self._forget("checkpoint.safetensors", "scores.json", "pictures.png", "report.html")
 
     def owner_of(self, variant: str, settings: Mapping[str, Any]) -> str:
         """The identity of a variant with these settings, which its snapshots carry."""
-        return digest(self.owner, variant, settings)
+        return storage.digest(self.owner, variant, settings)
 
     def snapshots(self, variant: str, owner: str | None = None) -> list[dict[str, Any]]:
         """The candidates at some steps, in order: step, ids, images.
@@ -282,15 +259,17 @@ class RunFolder:
             (self.path / name).unlink(missing_ok=True)
 
     def _forget_snapshots(self, owners: Mapping[str, str]) -> None:
-        """Remove all snapshots but those of each variant's owner."""
+        """Remove all snapshots but the sound ones of each variant's owner."""
         for name in VARIANTS:
             for path in self._snapshot_files(name):
-                if name not in owners or not _is_sound(path, owners[name]):
+                try:
+                    _snapshot(path, owners.get(name, ""))
+                except CheckpointError:
                     path.unlink()
 
 
 def _configuration(config: Mapping[str, Any]) -> bytes:
-    return packed_json({"versions": versions(), **config})
+    return storage.packed_json({"versions": versions(), **config})
 
 
 def _is_leftover(path: Path) -> bool:
@@ -305,15 +284,8 @@ def variant(rec: Reconstruction, settings: Mapping[str, Any], seconds: float) ->
     return vars(record) | {name: getattr(rec, name) for name in tensors}
 
 
-def _is_sound(path: Path, owner: str) -> bool:
-    try:
-        return bool(_snapshot(path, owner))
-    except CheckpointError:
-        return False
-
-
 def _snapshot(path: Path, owner: str | None) -> dict[str, Any]:
-    tensors, description = load_tensors(path, owner=owner)
+    tensors, description = storage.load_tensors(path, owner=owner)
     try:
         record = built(SnapshotRecord, description)
         check_candidates(tensors["images"], tensors["ids"])
@@ -359,4 +331,4 @@ class Snapshots(Callback):
     def _keep(self, state: State) -> None:
         path = self.directory / f"{self.variant}-{state.step:08d}.safetensors"
         content = {"ids": state.ids, "images": self.images(state.x)}
-        save_tensors(path, content, {"step": state.step}, owner=self.owner)
+        storage.save_tensors(path, content, {"step": state.step}, owner=self.owner)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import palimpsest as pal
 from palimpsest.errors import DataError, RunFolderError
+from palimpsest.files.storage import packed_json
 from palimpsest.report import Content, Snapshot, Variant, render
 from palimpsest.report.pictures import strip
 from palimpsest.runs.folder import VARIANTS, RunFolder
@@ -46,7 +47,7 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
         training=asdict(run.trained),
         seconds={"training": run.trained.seconds} | {VARIANTS[name]: v["seconds"] for name, v in variants.items()},
     )
-    folder.write_scores({name: _score_fields(score) for name, score in scores.items()})
+    folder.write("scores.json", packed_json({name: _score_fields(score) for name, score in scores.items()}))
     folder.write("pictures.png", strip(content))
     return scores, folder.write("report.html", render(content).encode())
 

@@ -19,7 +19,7 @@ from torch import Tensor
 import palimpsest as pal
 from palimpsest.datasets import DataSet
 from palimpsest.errors import CheckpointError, InvalidInputError, RunFolderError
-from palimpsest.files.schema import Positive, Range, built, check_options
+from palimpsest.files.schema import Positive, Range, built, check_options, names
 from palimpsest.runs import estimates
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import Pulse, note
@@ -58,9 +58,7 @@ class TrainOptions:
         """One output for labels ±1, else one per class. The loss must fit."""
         outputs = 1 if bool((data.train.labels < 0).any()) else len(data.classes)
         if outputs == 1 and self.loss == "cross_entropy":
-            raise InvalidInputError(
-                "cross_entropy needs one output per class; add --task classes, or use --loss logistic"
-            )
+            raise InvalidInputError("cross_entropy needs classes; add --task classes, or use --loss logistic")
         if outputs > 1 and self.loss == "logistic":
             raise InvalidInputError(f"logistic loss needs two classes, not {outputs}; use --loss cross_entropy")
         channels, height, width = data.image_shape
@@ -122,9 +120,7 @@ class TrainedRun:
         try:
             return built(cls, config)
         except ValueError as error:
-            raise RunFolderError(
-                f"{folder.path / 'config.json'} does not describe a run ({error}); train into a new folder"
-            ) from error
+            raise RunFolderError(f"{folder.path}/config.json is wrong ({error}); train into a new folder") from error
 
     def networks(self, folder: RunFolder) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
         """The trained network and its initial weights. The images are not needed for it."""
@@ -174,15 +170,9 @@ def train(
         callback=_with_notes(callback, options.steps),
     )
     note(fit.summary, private=True)  # the command line prints it
-    facts = TrainingFacts(
-        summary=fit.summary,
-        loss=fit.loss,
-        accuracy=fit.accuracy,
-        normalised_margin=fit.normalised_margin,
-        kkt_residual=fit.kkt_residual,
-        seconds=time.monotonic() - began,
-    )
-    config: dict[str, Any] = {"training": asdict(options), "trained": asdict(facts), "network": asdict(shape)}
+    facts = {name: getattr(fit, name) for name in names(TrainingFacts) if name != "seconds"}
+    facts["seconds"] = time.monotonic() - began
+    config: dict[str, Any] = {"training": asdict(options), "trained": facts, "network": asdict(shape)}
     folder.write_training(config | {"images": fingerprint(data)}, fit.model.state_dict(), fit.initial)
     folder.forget_reconstructions()
     return fit
