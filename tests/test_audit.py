@@ -505,7 +505,7 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--std": "0", "--data": "digits.npz"}, "standard deviation is 0"),
         ({"--std": "nan", "--data": "digits.npz"}, "standard deviation is nan"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
-        ({"--held-out": "digits.npz"}, "give these too, as --data"),
+        ({"--held-out": "digits.npz"}, "--data"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp_path, monkeypatch, capsys):

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.shown():
+        with journal.on_stderr():
             return command.run() or 0
     except (DivergenceError, TrainingDivergedError, CommandFailedError) as error:
         return _complain(str(error), status=1)

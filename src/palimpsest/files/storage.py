@@ -23,7 +23,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from palimpsest.errors import CheckpointError, RunFolderError, StorageError
+from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError, StorageError
 
 FORMAT = 3  # of files that are read again; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
@@ -95,8 +95,22 @@ def regular(path: Path | str, flags: int, *, follow: bool = False) -> int:
     return handle
 
 
-def _unreadable(path: Path | str, error: OSError) -> StorageError:
-    return StorageError(f"cannot read {path}: {error.strerror or error}; correct that and run the same command again")
+def _unreadable(path: Path | str, error: Exception, kind: type[PalimpsestError], remedy: str) -> PalimpsestError:
+    """Why a file of ours cannot be read: it is not there, the system refuses it, or it is damaged."""
+    if isinstance(error, FileNotFoundError):
+        return kind(f"there is no file {path}; {remedy}")
+    if isinstance(error, OSError):
+        return StorageError(f"cannot read {path}: {error.strerror or error}; correct that and run the command again")
+    return kind(f"{path} is damaged, or Palimpsest did not write it; {remedy}")
+
+
+def _problem(number: object, sound: bool, found: object, owner: str | None) -> str:
+    """Why a file that can be read must not be used, or the empty string. Another format comes with another checksum."""
+    if number != FORMAT:
+        return "was written by another version of Palimpsest"
+    if not sound:
+        return "is damaged: its checksum is wrong"
+    return "" if owner in (None, found) else "belongs to another run"
 
 
 # --- checksums ---------------------------------------------------------------------------------------
@@ -178,21 +192,13 @@ def load_tensors(
         loaded = safetensors.torch.load(content)
         metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         description = parse_json(metadata["palimpsest"])
-        if description.pop("format", None) != FORMAT:
-            raise CheckpointError(f"{path} was saved by another version of Palimpsest; {remedy}")
         sound = metadata["sha256"] == _tensor_digest(loaded, metadata["palimpsest"], metadata["owner"])
         # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
         tensors = {name: t.clone() for name, t in loaded.items()}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no file {path}; {remedy}") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged, or Palimpsest did not save it; {remedy}") from error
-    if not sound:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong; {remedy}")
-    if owner not in (None, metadata["owner"]):
-        raise CheckpointError(f"{path} belongs to another run; {remedy}")
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise _unreadable(path, error, CheckpointError, remedy) from error
+    if problem := _problem(description.pop("format", None), sound, metadata["owner"], owner):
+        raise CheckpointError(f"{path} {problem}; {remedy}")
     return tensors, description
 
 
@@ -210,19 +216,11 @@ def load_json(path: Path | str, *, owner: str | None = None, remedy: str = MAKE_
     try:
         with open_regular(path) as file:
             content = parse_json(file.read(LARGEST_JSON))
-    except FileNotFoundError as error:
-        raise RunFolderError(f"there is no file {path}; {remedy}") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged, or Palimpsest did not write it; {remedy}") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error, RunFolderError, remedy) from error
     sound = content.pop("sha256", None) == digest(content)
-    if content.pop("format", None) != FORMAT:
-        raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
-    if not sound:
-        raise RunFolderError(f"{path} is damaged: its checksum is wrong; {remedy}")
-    if content.pop("owner", None) != owner and owner is not None:
-        raise RunFolderError(f"{path} belongs to another run; {remedy}")
+    if problem := _problem(content.pop("format", None), sound, content.pop("owner", None), owner):
+        raise RunFolderError(f"{path} {problem}; {remedy}")
     return content
 
 

@@ -107,14 +107,10 @@ def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "th
     if found := [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]:
         raise WeightsError(f"{what} do not fit the network ({'; '.join(found)}); give the weights of this network")
     if broken := [name for name, t in weights.items() if t.is_floating_point() and not t.isfinite().all()]:
-        raise NonFiniteError(
-            f"{what} hold NaN or infinity in {_some(broken)}; give the weights of a training that did not diverge"
-        )
+        raise NonFiniteError(f"{what} hold NaN or infinity in {_some(broken)}; give finite weights")
     for names in _shared(model):
         if any(not torch.equal(weights[names[0]], weights[name]) for name in names[1:]):
-            raise WeightsError(
-                f"{what} differ in {_some(names)}, one shared parameter; give the weights of this network"
-            )
+            raise WeightsError(f"{what} differ in {_some(names)}, one parameter; give the weights of this network")
     model.load_state_dict(dict(weights))
 
 
@@ -222,9 +218,7 @@ def _state_dict(path: str, content: object, key: str | None) -> tuple[str, dict[
     inner = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
     for name, value in inner.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise WeightsError(
-                f"{path} holds more than tensors, under {str(name)[:100]!r}; save model.state_dict() alone"
-            )
+            raise WeightsError(f"{path} holds other values, as {str(name)[:100]!r}; save model.state_dict() alone")
     return "", {}
 
 
@@ -276,9 +270,7 @@ def _check_kind(path: Path | str, name: str, t: Tensor) -> None:
     _check_shape(path, name, t.shape)
     plain = t.layout is torch.strided and t.device.type == "cpu" and not t.is_quantized and not t.is_complex()
     if not plain or t.numel() * t.element_size() > t.untyped_storage().nbytes():
-        raise WeightsError(
-            f"{path} holds {_some([name])}, which is not a dense tensor of real numbers; save dense ones"
-        )
+        raise WeightsError(f"{path} holds {_some([name])}, which is not dense and real; save dense real tensors")
 
 
 def _check_room(path: Path | str, numbers: int) -> None:

@@ -4,6 +4,7 @@ config.json                  options, versions, and the result of the training
 model.safetensors            the trained weights
 initial.safetensors          the weights before training
 checkpoint.safetensors       the unfinished reconstruction, if any
+checkpoint.new.safetensors   the same of a run that is to replace it, until that stops
 reconstruction.safetensors   finished reconstructions, each under its variant's name
 snapshots/                   the candidates at some steps, for the trajectories of the report
 history.jsonl                the records of the reconstructions, one a line
@@ -93,7 +94,7 @@ class RunFolder:
         lock = self._lock()
         try:
             self._put_in_order()
-            with journal.into(self.path / "log.txt"), _run_noted():
+            with journal.in_file(self.path / "log.txt"), _events_noted():
                 yield self
         except BaseException:
             if is_new and not self._holds_work():
@@ -183,7 +184,7 @@ class RunFolder:
 
     @property
     def new_checkpoint(self) -> Path:
-        """That of a run whose predecessor is not finished. It leaves the other one alone until it exists."""
+        """The checkpoint of a run that is to replace an unfinished one, which must stay until then."""
         return self.path / "checkpoint.new.safetensors"
 
     def adopt_new_checkpoint(self) -> None:
@@ -295,7 +296,7 @@ def _snapshot(path: Path, owner: str | None) -> dict[str, Any]:
 
 
 @contextmanager
-def _run_noted() -> Iterator[None]:
+def _events_noted() -> Iterator[None]:
     """Note the command and the versions at the start, and at the end how it went and how long it took."""
     command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
     made_with = ", ".join(f"{name} {version}" for name, version in versions().items())

@@ -29,7 +29,7 @@ class _File(logging.FileHandler):
 
 
 @contextmanager
-def into(path: Path) -> Iterator[None]:
+def in_file(path: Path) -> Iterator[None]:
     """Append every event to a file, with the time."""
     form = logging.Formatter("{asctime} {message}", "%Y-%m-%dT%H:%M:%S%z", style="{")
     try:
@@ -42,7 +42,7 @@ def into(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shown() -> Iterator[None]:
+def on_stderr() -> Iterator[None]:
     """Show progress on standard error if that is not a terminal, so that no bar can be drawn."""
     if sys.stderr.isatty():
         yield

@@ -25,6 +25,8 @@ from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import Pulse, note
 from palimpsest.training import Fit, LossName
 
+RecordCallback = Callable[[dict[str, float]], None]
+
 
 @dataclass(frozen=True)
 class TrainOptions:
@@ -127,14 +129,12 @@ class TrainedRun:
         trained, initial = folder.weights()
         try:
             if estimates.parameters(self.network.widths) != sum(t.numel() for t in trained.values()):
-                raise InvalidInputError("it describes another number of weights")  # before memory is taken for them
+                raise InvalidInputError("the number of weights differs")  # found before memory is taken for them
             model = self.network.network()
             for weights in (initial, trained):
                 pal.weights.fit_into(model, weights)
         except InvalidInputError as error:
-            raise RunFolderError(
-                f"the weights in {folder.path} do not fit its config.json ({error}); train into a new folder"
-            ) from error
+            raise RunFolderError(f"{folder.path}/config.json is wrong ({error}); train into a new folder") from error
         return model, initial
 
 
@@ -143,7 +143,7 @@ def train(
     options: TrainOptions,
     *,
     device: torch.device,
-    callback: Callable[[dict[str, float]], None] | None = None,
+    callback: RecordCallback | None = None,
     again: bool = False,
 ) -> Fit:
     """Train a network and write its weights, before and after, into the folder. The images are not kept.
@@ -156,9 +156,8 @@ def train(
     data = options.load()
     shape = options.shape(data)
     estimates.check_training(folder.path, shape.widths, len(data.train))
-    note(
-        f"training begins: {len(data.train)} images of {data.name}, {options.loss} loss, at most {options.steps} steps"
-    )
+    count, most = len(data.train), options.steps
+    note(f"training begins: {count} images of {data.name}, {options.loss} loss, at most {most} steps")
     began = time.monotonic()
     fit = pal.train(
         options.network(data).to(device),
@@ -178,7 +177,7 @@ def train(
     return fit
 
 
-def _with_notes(callback: Callable[[dict[str, float]], None] | None, steps: int) -> Callable[[dict[str, float]], None]:
+def _with_notes(callback: RecordCallback | None, steps: int) -> RecordCallback:
     """A callback that also notes progress now and then."""
     pulse = Pulse()
 
