@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import safetensors.torch
 import torch
 
 import palimpsest_entry
@@ -200,9 +201,12 @@ def test_a_checkpoint_of_the_previous_version_is_refused(tmp_path, monkeypatch, 
     with monkeypatch.context() as patch:
         patch.setattr(storage, "FORMAT", storage.FORMAT - 1)
         storage.save_tensors(folder.checkpoint, tensors, description)
-    line = refusal(capsys, "reconstruct", folder.path, *WORDS)
-    assert "checkpoint.safetensors" in line
-    assert "version" in line
+    oldest = {"palimpsest": json.dumps(description | {"format": 1})}  # before there were owners and checksums
+    for old in (folder.checkpoint.read_bytes(), safetensors.torch.save(tensors, metadata=oldest)):
+        folder.checkpoint.write_bytes(old)
+        line = refusal(capsys, "reconstruct", folder.path, *WORDS)
+        assert "checkpoint.safetensors" in line
+        assert "version" in line
     assert main(["reconstruct", str(folder.path), *WORDS, "--again"]) == 0
 
 

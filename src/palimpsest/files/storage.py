@@ -105,7 +105,7 @@ def _unreadable(path: Path | str, error: Exception, kind: type[PalimpsestError],
 
 
 def _problem(number: object, sound: bool, found: object, owner: str | None) -> str:
-    """Why a file that can be read must not be used, or the empty string. Another format comes with another checksum."""
+    """Why a file that can be read must not be used, or the empty string."""
     if number != FORMAT:
         return "was written by another version of Palimpsest"
     if not sound:
@@ -192,12 +192,13 @@ def load_tensors(
         loaded = safetensors.torch.load(content)
         metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         description = parse_json(metadata["palimpsest"])
-        sound = metadata["sha256"] == _tensor_digest(loaded, metadata["palimpsest"], metadata["owner"])
+        found = metadata.get("owner", "")  # the first versions did not write owners and checksums
+        sound = metadata.get("sha256") == _tensor_digest(loaded, metadata["palimpsest"], found)
         # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
         tensors = {name: t.clone() for name, t in loaded.items()}
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
         raise _unreadable(path, error, CheckpointError, remedy) from error
-    if problem := _problem(description.pop("format", None), sound, metadata["owner"], owner):
+    if problem := _problem(description.pop("format", None), sound, found, owner):
         raise CheckpointError(f"{path} {problem}; {remedy}")
     return tensors, description
 
