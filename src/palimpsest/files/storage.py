@@ -162,6 +162,10 @@ def save_tensors(
         tensors: the tensors by name.
         description: anything that JSON can hold.
         owner: the run that the file belongs to.
+
+    Examples:
+        >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
+        >>> save_tensors(path, {"x": torch.ones(2)}, {"what": "an example"})
     """
     write_atomically(path, packed(tensors, description, owner=owner))
 
