@@ -30,7 +30,8 @@ from reproduce import experiment
 from torch import Tensor
 
 import palimpsest as pal
-from palimpsest.runs.jobs import Reading, Training
+from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.train import TrainOptions
 from palimpsest.scoring.metrics import gaussian_blur
 
 ROOT = Path(__file__).parents[1]
@@ -109,7 +110,7 @@ def reconstruct_others(job: tuple[str, int, int]) -> str:
     torch.manual_seed(n)
     model = pal.networks.MLP(tuple(x.shape[1:]), hidden=(500, 500)).to(_device())
     fit = pal.train(model, x - x.mean(0), y)
-    objective, within = Reading().problem(fit.model, fit.initial, "squared")
+    objective, within = ReconstructOptions().problem(fit.model, fit.initial, "squared")
     rec = pal.reconstruct(
         objective, image_shape=tuple(x.shape[1:]), within=within, candidates=2 * n, steps=steps, progress=False
     )
@@ -122,7 +123,7 @@ def reconstruct_others(job: tuple[str, int, int]) -> str:
 
 def demo(seed: int) -> dict:
     """A network trained and read as in the demo."""
-    training, reading = Training(seed=seed), Reading(seed=seed)
+    training, reading = TrainOptions(seed=seed), ReconstructOptions(seed=seed)
     data = training.load()
     fit = pal.train(training.network(data).to(_device()), data.centred(data.train.images), data.train.labels)
     objective, within = reading.problem(fit.model, fit.initial, training.loss)
@@ -143,10 +144,11 @@ def cifar10(seed: int) -> dict:
     data = training.load(seed)
     model = training.network(data, seed).to(_device())
     fit = pal.train(model, data.centred(data.train.images), data.train.labels, steps=training.steps)
+    objective, within = column.problem(fit.model, fit.initial, training.loss)
     rec = pal.reconstruct(
-        column.objective(fit.model, fit.initial, training.loss),
+        objective,
         image_shape=data.image_shape,
-        within=column.subspace(fit.model, fit.initial),
+        within=within,
         candidates=200,
         steps=column.steps,
         seed=seed,

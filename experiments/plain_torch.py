@@ -19,7 +19,8 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.datasets import DataSet
-from palimpsest.runs.jobs import Reading, Training
+from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.train import TrainOptions
 
 ROOT = Path(__file__).parents[1]
 RATE, MOMENTUM, TOLERANCE = 1e-3, 0.95, 0.01  # the last two are the demo's
@@ -41,7 +42,7 @@ def trained_plainly(model: nn.Module, images: Tensor, labels: Tensor) -> tuple[n
 
 def read(model: nn.Module, initial: dict[str, Tensor], data: DataSet) -> dict[str, dict[str, float]]:
     """The demo's rows for these weights."""
-    reading, rows = Reading(), {}
+    reading, rows = ReconstructOptions(), {}
     objective, within = reading.problem(model, initial, "squared")
     for name, splitting in (("without splitting", None), ("with splitting", reading.splitting)):
         rec = pal.reconstruct(
@@ -57,7 +58,7 @@ def read(model: nn.Module, initial: dict[str, Tensor], data: DataSet) -> dict[st
 
 
 def main() -> None:
-    training = Training()
+    training = TrainOptions()
     data = training.load()
     model, images = training.network(data), data.centred(data.train.images)
     initial = copy.deepcopy(model.state_dict())

@@ -14,22 +14,23 @@ import time
 from pathlib import Path
 
 import palimpsest as pal
-from palimpsest.runs.jobs import Reading, Training
+from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.train import TrainOptions
 
 ROOT = Path(__file__).parents[1]
 SEEDS = range(20, 25)
 WAYS = {
-    "everywhere": Reading(within="everywhere"),
-    "span": Reading(within="span", whitening=0.0),
-    "span, p = 0.5": Reading(within="span", whitening=0.5),
-    "span, p = 0.7": Reading(within="span", whitening=0.7),
-    "span, p = 1": Reading(within="span", whitening=1.0),
+    "everywhere": ReconstructOptions(within="everywhere"),
+    "span": ReconstructOptions(within="span", whitening=0.0),
+    "span, p = 0.5": ReconstructOptions(within="span", whitening=0.5),
+    "span, p = 0.7": ReconstructOptions(within="span", whitening=0.7),
+    "span, p = 1": ReconstructOptions(within="span", whitening=1.0),
 }
 
 
 def read(seed: int) -> dict[str, dict[str, float]]:
     """How well each way reads one network."""
-    training = Training(seed=seed)
+    training = TrainOptions(seed=seed)
     data = training.load()
     fit = pal.train(training.network(data), data.centred(data.train.images), data.train.labels, loss=training.loss)
     rows = {}

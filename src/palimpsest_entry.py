@@ -1,4 +1,4 @@
-"""The console script. It is no part of the package, for importing that takes seconds in which Ctrl-C may be pressed."""
+"""The console script. It lies outside the package, because importing that takes seconds in which Ctrl-C may come."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import sys
 
 
 def main() -> int:
-    """Import and run the command line; a Ctrl-C on the way there ends in one sentence, not in a traceback."""
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else it is somebody's wish to ignore it
+    """Import and run the command line. Ctrl-C before that ends in one sentence, without a traceback."""
+    before = signal.getsignal(signal.SIGINT)
+    if before is signal.default_int_handler:  # it may be ignored, as it is under nohup
         signal.signal(signal.SIGINT, _leave)
-        from palimpsest.cli.commands import main as run
+    from palimpsest.cli.main import main as run
 
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    else:
-        from palimpsest.cli.commands import main as run
+    signal.signal(signal.SIGINT, before)
     return run()
 
 
 def _leave(*_: object) -> None:
-    """At once: an exception raised inside a half-imported extension may come out as anything."""
+    """Leave at once: an exception raised inside a half-imported extension may turn into any other."""
     os.write(2, b"palimpsest: interrupted before anything was begun\n")
     os._exit(1)
 

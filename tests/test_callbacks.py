@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 
 
 def run(**options):

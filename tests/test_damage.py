@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import palimpsest as pal
-from palimpsest.cli.commands import main
-from palimpsest.runs import jobs
+from palimpsest.cli.main import main
 from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
 
 SECONDS = 60  # after which a command counts as hung; each takes a fraction of one
 NETWORK = """
@@ -72,9 +72,9 @@ def interrupted(runs, place) -> dict[str, Path]:
         copy = RunFolder(shutil.copytree(folder, place / f"{name}, interrupted"))
         (copy.path / "report.html").unlink()
         copy.write_variants({"without": copy.variants()["without"]})
-        job = jobs.Reading(candidates=3, steps=8, rounds=1)
+        options = ReconstructOptions(candidates=3, steps=8, rounds=1)
         with pytest.raises(KeyboardInterrupt), copy.locked():
-            jobs.reconstruct(copy, job, device=torch.device("cpu"), callbacks=lambda variant: [Interrupt()])
+            reconstruct(copy, options, device=torch.device("cpu"), callbacks=lambda variant: [Interrupt()])
         assert copy.checkpoint.exists()
     return {name: place / f"{name}, interrupted" for name in runs}
 

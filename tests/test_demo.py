@@ -1,23 +1,24 @@
 """The demo command, with tiny sizes."""
 
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 
-from palimpsest.cli import commands as cli
-from palimpsest.runs import jobs
+import palimpsest as pal
+from palimpsest.cli import demo as cli
+from palimpsest.cli.main import main
 from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.train import TrainOptions
 
 
 @pytest.fixture
 def demo(tmp_path, monkeypatch):
     """Runs the demo on four digits, in one folder."""
-    training = partial(jobs.Training, data="digits", per_class=2, hidden=(5,), steps=3)
-    reading = partial(jobs.Reading, candidates=4, steps=16)
-    sizes = SimpleNamespace(**vars(jobs) | {"Training": training, "Reading": reading})
-    monkeypatch.setattr(cli, "jobs", sizes)
-    return lambda *words: cli.main(["demo", "--out", str(tmp_path / "demo"), *words])
+    training = partial(TrainOptions, data="digits", per_class=2, hidden=(5,), steps=3)
+    monkeypatch.setattr(cli, "TrainOptions", training)
+    monkeypatch.setattr(cli, "ReconstructOptions", partial(ReconstructOptions, candidates=4, steps=16))
+    return lambda *words: main(["demo", "--out", str(tmp_path / "demo"), *words])
 
 
 def test_the_demo_trains_reads_and_reports(demo, tmp_path):
@@ -32,8 +33,8 @@ def test_the_demo_goes_on_where_it_was_interrupted(demo, tmp_path, monkeypatch):
         patch.setattr(cli.Report, "run", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
         assert demo() == 1
     before = (tmp_path / "demo" / "reconstruction.safetensors").read_bytes()
-    monkeypatch.setattr(jobs.pal, "train", lambda *_, **__: pytest.fail("it is trained already"))
-    monkeypatch.setattr(jobs.pal, "reconstruct", lambda *_, **__: pytest.fail("it is read already"))
+    monkeypatch.setattr(pal, "train", lambda *_, **__: pytest.fail("it is trained already"))
+    monkeypatch.setattr(pal, "reconstruct", lambda *_, **__: pytest.fail("it is read already"))
     assert demo() == 0
     assert (tmp_path / "demo" / "reconstruction.safetensors").read_bytes() == before
 

@@ -17,7 +17,7 @@ from torch import nn
 import palimpsest as pal
 from palimpsest.auditing import stages
 from palimpsest.auditing.truth import numbers
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 from palimpsest.errors import (
     DataError,
     InvalidInputError,
@@ -27,8 +27,9 @@ from palimpsest.errors import (
     WeightsError,
 )
 from palimpsest.files import storage
-from palimpsest.runs import jobs
 from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
+from palimpsest.runs.train import TrainOptions, is_trained
 from test_damage import alarm
 
 SHAPE = (1, 8, 8)
@@ -101,9 +102,9 @@ def test_the_same_training_is_recognised_with_a_data_root(tmp_path):
     command = ["train", "--out", str(tmp_path / "run"), *TRAINING, "--data-root", str(tmp_path)]
     assert main(command) == 0
     assert main(command) == 0
-    assert jobs.is_trained(
+    assert is_trained(
         RunFolder(tmp_path / "run"),
-        jobs.Training(data="digits", per_class=2, hidden=(5,), steps=3, data_root=tmp_path),
+        TrainOptions(data="digits", per_class=2, hidden=(5,), steps=3, data_root=tmp_path),
     )
 
 
@@ -128,17 +129,17 @@ def test_a_full_disk_loses_nothing_of_what_is_to_be_replaced(command, run, monke
 
 
 def test_what_replaces_a_reading_is_there_before_it_goes(run, monkeypatch):
-    folder, other = RunFolder(run), jobs.Reading(candidates=4, steps=24)
+    folder, other = RunFolder(run), ReconstructOptions(candidates=4, steps=24)
     with monkeypatch.context() as patch:
         patch.setattr(RunFolder, "write_variants", dying_after(1, RunFolder.write_variants))
         with pytest.raises(Killed), folder.locked():
-            jobs.reconstruct(folder, other, device=CPU, again=True)
+            reconstruct(folder, other, device=CPU, again=True)
     assert {name: fields["settings"]["steps"] for name, fields in folder.variants().items()} == {
         "without": 24,
         "with": 16,
     }
     with folder.locked():
-        jobs.reconstruct(folder, other, device=CPU, variants=["without"], again=True)
+        reconstruct(folder, other, device=CPU, variants=["without"], again=True)
     assert folder.variants().keys() == {"without"}
     assert len(folder.snapshots("without", folder.owner_of("without", folder.variants()["without"]["settings"]))) == 4
     assert not folder.snapshots("with")

@@ -8,7 +8,7 @@ import torch
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError, UnsupportedNetworkError
 from palimpsest.objectives import smoothing
-from palimpsest.runs import jobs
+from palimpsest.runs.train import TrainOptions
 
 MODEL = pal.networks.MLP(4, (5,))
 X, Λ, Y = torch.randn(3, 4), torch.ones(3), torch.tensor([1, -1, 1])
@@ -312,7 +312,7 @@ def test_the_callers_random_numbers_stay_what_they_are():
     fit = pal.train(MODEL, X, Y, steps=10)
     quick(pal.NTK(fit.model, fit.initial), splitting=pal.Splitting(direction="random"))
     data = pal.datasets.load("digits", per_class=2)
-    jobs.Training(data="digits", hidden=(5,)).network(data)
+    TrainOptions(data="digits", hidden=(5,)).network(data)
     assert torch.equal(torch.random.get_rng_state(), changed)
 
 

@@ -14,7 +14,7 @@ from palimpsest.auditing.agreement import ALIKE, SIMILAR, Run, agree
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.ranking import calibration, probability, rank
 from palimpsest.auditing.subject import factory, subject
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError, WeightsError
 from palimpsest.scoring.metrics import pairwise_ncc
 

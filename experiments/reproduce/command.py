@@ -108,15 +108,15 @@ def run(jobs: Sequence[Job], selection: Selection, ends: float, workers: int, da
     cores = max(1, (os.cpu_count() or 1) // workers)
     with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (cores,)) as pool:
         try:
-            for done in as_completed([pool.submit(_run_seed_aside, *lane) for lane in lanes]):
-                done.result()
+            for future in as_completed([pool.submit(_run_seed_aside, *lane) for lane in lanes]):
+                future.result()
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _choices(there: Sequence[Part]) -> str:
-    values = {f.name: dict.fromkeys(str(getattr(part, f.name)) for part in there) for f in fields(Part)}
-    return "choose from " + "; ".join(f"{name}: {', '.join(them)}" for name, them in values.items())
+def _choices(every: Sequence[Part]) -> str:
+    values = {f.name: dict.fromkeys(str(getattr(part, f.name)) for part in every) for f in fields(Part)}
+    return "choose from " + "; ".join(f"{name}: {', '.join(choices)}" for name, choices in values.items())
 
 
 def run_seed(job: Job, selection: Selection, ends: float, data_root: Path | None) -> None:
@@ -147,9 +147,8 @@ def _run_seed_aside(job: Job, selection: Selection, ends: float, data_root: Path
 
 def _expected_seconds(runner: Runner, part: Part) -> float:
     """The longest time that a part of the same column took."""
-    return max(
-        (result["seconds"] for done, result in runner.results.items() if done.column == part.column), default=0.0
-    )
+    seconds = (result["seconds"] for other, result in runner.results.items() if other.column == part.column)
+    return max(seconds, default=0.0)
 
 
 def _line(result: Result) -> str:

@@ -151,12 +151,13 @@ class Runner:
         origin = made_by(f"{self.experiment.command} {part.options}")
         column, data = self.experiment.columns[part.column], self.data(part.seed)
         model, initial, facts = self.network(part.seed)
-        effort, within = self._effort(part), column.subspace(model, initial)
+        effort = self._effort(part)
+        objective, within = column.problem(model, initial, self.experiment.training.loss)
         curve = Curve(data, effort["steps"] // POINTS, within)
         _wait(self.device)
         began = time.perf_counter()
         rec = pal.reconstruct(
-            column.objective(model, initial, self.experiment.training.loss),
+            objective,
             image_shape=data.image_shape,
             within=within,
             seed=part.seed,

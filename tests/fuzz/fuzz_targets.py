@@ -17,8 +17,10 @@ import palimpsest as pal
 from palimpsest import datasets
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.runs import folder as runs
-from palimpsest.runs import jobs
 from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
+from palimpsest.runs.report import report
+from palimpsest.runs.train import TrainedRun, TrainOptions, train
 from palimpsest.solver.callbacks import Checkpoint
 from palimpsest.solver.loop import Settings, Solver
 from palimpsest.solver.state import State
@@ -189,16 +191,15 @@ def of_runs(made: Path) -> dict[str, Target]:
 
     def of_network(folder: Path) -> object:
         run = RunFolder(folder)
-        return jobs._training(run.config), jobs._network(run, run.config)
+        return TrainedRun.read(run).networks(run)
 
     def reported(folder: Path) -> object:
-        return jobs.report(RunFolder(folder))
+        return report(RunFolder(folder))
 
     reconstruction, snapshot = "reconstruction.safetensors", "snapshots/with-00000008.safetensors"
     return {
         "config": target("config.json", of_network),
         "run weights": target("model.safetensors", of_network),
-        "scores": target("scores.json", lambda folder: RunFolder(folder).scores),
         "reconstruction": target(reconstruction, lambda folder: RunFolder(folder).variants()),
         "snapshot": target(snapshot, lambda folder: runs._snapshot(folder / snapshot, None)),
         "report of config": target("config.json", reported, share=0.02, harmless=True),
@@ -210,6 +211,6 @@ def of_runs(made: Path) -> dict[str, Target]:
 def make_run(path: Path) -> None:
     """A run folder as the commands make it, on the least that they take."""
     with RunFolder(path).locked(create=True) as run:
-        jobs.train(run, jobs.Training(data="digits", per_class=2, hidden=(3,), steps=2), device=CPU)
-        jobs.reconstruct(run, jobs.Reading(candidates=2, steps=16, rounds=1), device=CPU, progress=False)
-        jobs.report(run)
+        train(run, TrainOptions(data="digits", per_class=2, hidden=(3,), steps=2), device=CPU)
+        reconstruct(run, ReconstructOptions(candidates=2, steps=16, rounds=1), device=CPU, progress=False)
+        report(run)

@@ -5,8 +5,7 @@ import torch
 from identifiability_problems import batch_gradient, digits, error, network, unit
 from safetensors.torch import load_file, save_file
 
-from palimpsest.cli.commands import main
-from palimpsest.cli.identify import IdentifyOptions, run_identify
+from palimpsest.cli.main import main
 from palimpsest.identifiability import stationary_network
 
 
@@ -15,54 +14,44 @@ def save(net, path):
     return path
 
 
-def test_a_stationary_network(tmp_path):
+def identify(weights, *words):
+    return main(["identify", "--weights", *map(str, (weights, *words))])
+
+
+def test_a_stationary_network(tmp_path, capsys):
     x = unit(torch.eye(3).double() + 0.05)
-    options = IdentifyOptions(
-        save(stationary_network(x, torch.ones(3)), tmp_path / "net.safetensors"),
-        norm=1.0,
-        output=tmp_path / "found.safetensors",
-    )
-    status, text = run_identify(options)
-    assert status == 0
-    assert "identified if" in text
-    assert error(load_file(options.output)["samples"], x) < 1e-10
+    net = save(stationary_network(x, torch.ones(3)), tmp_path / "net.safetensors")
+    assert identify(net, "--norm", 1.0, "--output", tmp_path / "found.safetensors") == 0
+    assert "identified if" in capsys.readouterr().out
+    assert error(load_file(tmp_path / "found.safetensors")["samples"], x) < 1e-10
 
 
 @pytest.mark.parametrize("activation", [(3,), (0.0, 1.0, 0.5, 1.0)])
-def test_a_gradient(tmp_path, activation):
+def test_a_gradient(tmp_path, activation, capsys):
     x, y = digits(4)
     net = network(64, 60, int(activation[0]) if len(activation) == 1 else activation, bias=True)
     save_file(batch_gradient(net, x, y), tmp_path / "gradient.safetensors")
-    status, text = run_identify(
-        IdentifyOptions(
-            save(net, tmp_path / "net.safetensors"),
-            gradient=tmp_path / "gradient.safetensors",
-            activation=activation,
-            count=4,
-        )
-    )
-    assert (status, text.splitlines()[:2]) == (0, ["4 samples recovered", "identified"])
+    words = ["--gradient", tmp_path / "gradient.safetensors", "--activation", *activation, "--count", 4]
+    assert identify(save(net, tmp_path / "net.safetensors"), *words) == 0
+    assert capsys.readouterr().out.splitlines()[:2] == ["4 samples recovered", "identified"]
 
 
-def test_training_of_the_head(tmp_path):
+def test_training_of_the_head(tmp_path, capsys):
     net = network(4, 40)
     start = save(net, tmp_path / "initial.safetensors")
     with torch.no_grad():
         net.a += (net.W @ torch.eye(4).double()[:, :3]) ** 3 @ torch.tensor([1.0, 2.0, -1.0]).double()
-    status, text = run_identify(IdentifyOptions(save(net, tmp_path / "net.safetensors"), initial=start))
-    assert (status, text.splitlines()[0]) == (0, "3 samples recovered")
+    assert identify(save(net, tmp_path / "net.safetensors"), "--initial", start) == 0
+    assert capsys.readouterr().out.splitlines()[0] == "3 samples recovered"
 
 
-def test_wrong_use_names_the_file_and_has_status_two(tmp_path):
-    status, text = run_identify(IdentifyOptions(tmp_path / "nothing.safetensors"))
-    assert status == 2
-    assert "nothing.safetensors" in text
+def test_wrong_use_names_the_file_and_has_status_two(tmp_path, capsys):
+    assert identify(tmp_path / "nothing.safetensors") == 2
+    assert "nothing.safetensors" in capsys.readouterr().err
     save_file({"weight": torch.ones(3)}, tmp_path / "other.safetensors")
-    assert run_identify(IdentifyOptions(tmp_path / "other.safetensors"))[0] == 2
+    assert identify(tmp_path / "other.safetensors") == 2
     net = save(network(3, 10), tmp_path / "net.safetensors")
-    status, text = run_identify(IdentifyOptions(net, gradient=net, initial=net))
-    assert status == 2
-    assert "gradient" in text
+    assert identify(net, "--gradient", net, "--initial", net) == 2
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.runs.problems import Method
 
-Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
 MINIMUM = {"samples": 1, "candidates": 1, "steps": 1, "restarts": 2, "control_steps": 1, "seed": 0}
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from palimpsest.auditing.options import Options
+from palimpsest.auditing.options import Method, Options
 from palimpsest.auditing.preflight import Preflight
 
 NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of the NTK method
@@ -27,7 +27,7 @@ RECORD_EVERY = 5  # steps at least: recording costs time, and the measured speed
 class Plan:
     """Every choice of an audit. A choice of the user replaces the one that the audit would make."""
 
-    method: str
+    method: Method
     at: tuple[float, ...]
     """Tangent points of the NTK method; empty for the others."""
     candidates: int

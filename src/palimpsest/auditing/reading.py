@@ -14,8 +14,8 @@ from palimpsest.auditing.plan import CONTROL_RUNS, Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, TrainingDivergedError
 from palimpsest.files.storage import digest
-from palimpsest.methods import KKT, NTK, MulticlassKKT
 from palimpsest.objectives import Objective
+from palimpsest.runs import problems
 from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
 from palimpsest.solver.priors import Box, TotalVariation
@@ -27,13 +27,8 @@ UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why
 
 def objective(model: nn.Module, initial: Mapping[str, Tensor] | None, plan: Plan) -> Objective:
     """The planned method on these weights, each layer's equations weighted by how far they can be trusted."""
-    if plan.method == "ntk":
-        assert initial is not None
-        at = plan.at[0] if len(plan.at) == 1 else plan.at
-        return NTK(model, initial, at=at, weights="auto")
-    if plan.method == "multiclass":
-        return MulticlassKKT(model, weights="auto")
-    return KKT(model, signed=plan.method == "kkt-signed", weights="auto")
+    at = plan.at[0] if len(plan.at) == 1 else plan.at
+    return problems.problem(plan.method, model, initial if plan.method == "ntk" else None, at=at)[0]
 
 
 def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:

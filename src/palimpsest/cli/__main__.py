@@ -2,6 +2,6 @@
 
 import sys
 
-from palimpsest.cli.commands import main
+from palimpsest.cli.main import main
 
 sys.exit(main())

@@ -9,7 +9,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import save
 
-from palimpsest.errors import InvalidInputError, PalimpsestError, StorageError
+from palimpsest.cli.shared import CommandFailedError
+from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.files import weights
 from palimpsest.files.storage import write_atomically
 from palimpsest.identifiability.recovery import Identification, identify
@@ -24,79 +25,79 @@ from palimpsest.networks import PolynomialNetwork
 
 
 @dataclass(frozen=True)
-class IdentifyOptions:
-    """Input files and known facts.
+class Identify:
+    """Recover training data exactly from the saved weights of a polynomial network.
 
-    Args:
-        weights: Safetensors file with W (m, d), a (m,) and optionally b (m,). They must be a stationary point unless
-            you give a gradient or initial weights.
-        gradient: Safetensors file with a batch gradient at these weights, under the same names.
-        initial: Safetensors file with the weights before training. Training must have changed the head alone, or all
-            weights only slightly (lazy training).
-        activation: Degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q.
-        norm: Common norm of the samples, if known.
-        count: Number of active samples, if known.
-        noise: Relative error of the evaluations, if known.
-        output: Safetensors file for the samples, their weights and the determined subspace.
+    Needs a stationary point, a batch gradient, or the weights before and after training; see docs/identifiability.md.
+    Prints a certificate that states which samples are identified.
+
+        palimpsest identify --weights net.safetensors --gradient gradient.safetensors --output samples.safetensors
     """
 
     weights: Path
+    """Safetensors file with W (m, d), a (m,) and optionally b (m,). They must be a stationary point unless you give a
+    gradient or initial weights."""
     gradient: Path | None = None
+    """Safetensors file with a batch gradient at these weights, under the same names."""
     initial: Path | None = None
+    """Safetensors file with the weights before training. Training must have changed the head alone, or all weights only
+    slightly (lazy training)."""
     activation: tuple[float, ...] = (3,)
+    """Degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q."""
     norm: float | None = None
+    """Common norm of the samples, if known."""
     count: int | None = None
+    """Number of active samples, if known."""
     noise: float | None = None
+    """Relative error of the evaluations, if known."""
     output: Path | None = None
+    """Safetensors file for the samples, their weights and the determined subspace."""
 
-
-def run_identify(options: IdentifyOptions) -> tuple[int, str]:
-    """Exit status and text: 0 with the certificate, 1 where recovery failed, 2 for wrong use."""
-    output = options.output
-    try:
-        if output is not None and not output.parent.is_dir():
-            raise InvalidInputError(f"there is no folder {output.parent} for the output; make it or choose another")
-        found = _identify(options)
-        if output is not None:
+    def run(self) -> None:
+        if self.output is not None and not self.output.parent.is_dir():
+            raise InvalidInputError(f"there is no folder {self.output.parent} for --output; make it or choose another")
+        try:
+            found = self.identification()
+        except InvalidInputError:
+            raise
+        except PalimpsestError as error:
+            raise CommandFailedError(str(error)) from error
+        if self.output is not None:
             tensors = {"samples": found.samples, "weights": found.weights, "subspace": found.subspace}
-            write_atomically(output, save({name: t.contiguous() for name, t in tensors.items()}))
-    except (InvalidInputError, StorageError) as error:
-        return 2, str(error)
-    except PalimpsestError as error:
-        return 1, str(error)
-    return 0, f"{len(found.samples)} samples recovered\n{found.certificate}"
+            write_atomically(self.output, save({name: t.contiguous() for name, t in tensors.items()}))
+        print(f"{len(found.samples)} samples recovered\n{found.certificate}")
 
+    def identification(self) -> Identification:
+        network = _network(self.weights, self.activation)
+        points, values = self._evaluations(network)
+        stationary = network if self.gradient is None and self.initial is None else None
+        return identify(
+            points, values, network.degree, bias=network.b is not None, norm=self.norm, count=self.count,
+            noise=self.noise, network=stationary,
+        )  # fmt: skip
 
-def _identify(options: IdentifyOptions) -> Identification:
-    network = _network(options.weights, options.activation)
-    points, values = _evaluations(network, options)
-    stationary = network if options.gradient is None and options.initial is None else None
-    return identify(
-        points, values, network.degree, bias=network.b is not None, norm=options.norm, count=options.count,
-        noise=options.noise, network=stationary,
-    )  # fmt: skip
-
-
-def _evaluations(network: PolynomialNetwork, options: IdentifyOptions) -> Evaluations:
-    if options.gradient is not None and options.initial is not None:
-        raise InvalidInputError("both a gradient and initial weights were given; give one of them")
-    if options.gradient is not None:
-        return from_gradient(network, weights.load(options.gradient))
-    if options.initial is None:
-        return from_network(network)
-    initial = _network(options.initial, options.activation)
-    if torch.equal(initial.W.double(), network.W.double()):
-        return from_head_training(initial, network)
-    return from_lazy_training(initial, network)
+    def _evaluations(self, network: PolynomialNetwork) -> Evaluations:
+        if self.gradient is not None and self.initial is not None:
+            raise InvalidInputError("both a gradient and initial weights were given; give one of them")
+        if self.gradient is not None:
+            return from_gradient(network, weights.load(self.gradient))
+        if self.initial is None:
+            return from_network(network)
+        initial = _network(self.initial, self.activation)
+        if torch.equal(initial.W.double(), network.W.double()):
+            return from_head_training(initial, network)
+        return from_lazy_training(initial, network)
 
 
 def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
     tensors = weights.load(path)
     W, a, b = (tensors.get(name) for name in ("W", "a", "b"))
     if W is None or a is None or W.dim() != 2 or a.shape != W.shape[:1] or (b is not None and b.shape != a.shape):
-        raise InvalidInputError(f"{path} holds no polynomial network; it needs W (m, d), a (m,) and perhaps b (m,)")
+        raise InvalidInputError(
+            f"{path} does not hold a polynomial network; save W (m, d), a (m,) and optionally b (m,)"
+        )
     if not all(t.is_floating_point() for t in (W, a, b) if t is not None):
-        raise InvalidInputError(f"{path} holds weights that are no floating-point numbers; save them as float")
+        raise InvalidInputError(f"{path} does not hold floating-point numbers; save the weights as float")
     network = PolynomialNetwork(W.shape[1], len(W), activation=_powers(activation), bias=b is not None).to(W.dtype)
     network.load_state_dict({name: t for name, t in tensors.items() if name in ("W", "a", "b")})
     return network

@@ -1,9 +1,8 @@
-"""What `torch.save` writes, looked through before it is loaded.
+"""Checks an archive of `torch.save` before it is loaded.
 
-`torch.load(weights_only=True)` runs nobody's code, but a hostile file can still make it allocate without bound (members
-that unpack to more than they are, constructors with huge arguments) or compute for ever (tuples that hold themselves
-twice, a hundred levels deep, as a key). So the archive must have the plain shape that `torch.save` gives it, and its
-pickle must be the plain program that a checkpoint needs: a handful of harmless names, and no tuple of any size.
+`torch.load(weights_only=True)` does not run code from the file. A hostile file can still make it allocate without bound
+(compressed members, constructors with huge arguments) or compute for ever (a key that is a deeply nested tuple). So the
+archive must have the plain form that `torch.save` writes, and its pickle may use only a few harmless names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from palimpsest.errors import WeightsError
 
 LARGEST_PICKLE = 1 << 25  # bytes: names and shapes only; tensors lie beside it
 MOST_OPERATIONS = 400_000  # about ten thousand tensors
-LARGEST_TUPLE = 10_000  # counted with everything inside it, as often as it occurs: what hashing it would cost
+LARGEST_TUPLE = 10_000  # with its content, counted as often as it occurs: this is the cost of hashing it
 END = struct.Struct("<4s4H2LH")  # the zip directory's end; the last field is the length of a comment
 NAMES = {
     "argparse Namespace",
@@ -38,54 +37,56 @@ OPERATIONS = set(
 )
 
 
+class _NotPlainError(Exception):
+    """Says what is wrong with an archive."""
+
+
 def check(path: Path) -> None:
     """Refuse an archive that is not plain."""
     try:
         if not zipfile.is_zipfile(path):
-            raise WeightsError(f"{path} is no archive as torch.save writes it; save it again, best as .safetensors")
+            raise _NotPlainError("is not an archive of torch.save")
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
-            _check_members(path, archive, members)
+            _check_members(archive, members, path)
             program = archive.read(next(m for m in members if m.filename.endswith("/data.pkl")))
-        _check_program(path, program)
-    except WeightsError:
-        raise
+        _check_program(program)
     except Exception as error:  # damaged bytes make their readers raise anything at all
-        raise WeightsError(f"{path} is damaged; save the weights again, best as .safetensors") from error
+        reason = error if isinstance(error, _NotPlainError) else "is damaged"
+        raise WeightsError(f"{path} {reason}; save model.state_dict() again, best as .safetensors") from error
 
 
-def _check_members(path: Path, archive: zipfile.ZipFile, members: list[zipfile.ZipInfo]) -> None:
+def _check_members(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], path: Path) -> None:
     """One folder of uncompressed members, laid out so that every reader of archives sees the same ones."""
-    names = [member.filename.lower() for member in members]  # torch does not tell a from A
+    names = [member.filename.lower() for member in members]  # torch does not distinguish a and A
     one_folder = len({name.partition("/")[0] for name in names}) == 1
     pickles = [member for member in members if member.filename.endswith("/data.pkl")]
     if len(pickles) != 1 or not one_folder or len(set(names)) != len(names) or pickles[0].flag_bits & 1:
-        raise WeightsError(f"{path} is no archive of weights; save model.state_dict(), best as .safetensors")
+        raise _NotPlainError("is not an archive of weights")
     total, length = sum(member.file_size for member in members), path.stat().st_size
     if any(member.compress_type != zipfile.ZIP_STORED for member in members) or total > length:
-        raise WeightsError(f"{path} unpacks to more than it is, as torch.save never does; save the weights again")
+        raise _NotPlainError("is compressed")
     if pickles[0].file_size > LARGEST_PICKLE:
-        raise WeightsError(f"{path} describes its tensors in too many words; save the weights as .safetensors")
+        raise _NotPlainError("has a description of its tensors that is too long")
     with path.open("rb") as file:
         file.seek(length - END.size)
         signature, *_, start, comment = END.unpack(file.read(END.size))
     elsewhere = start not in (archive.start_dir, 0xFFFFFFFF)
     if signature != b"PK\5\6" or comment or elsewhere or min(member.header_offset for member in members) != 0:
-        raise WeightsError(f"{path} hides something around its archive; save the weights again")
+        raise _NotPlainError("has data before or after its archive")
 
 
-def _check_program(path: Path, program: bytes) -> None:
-    """Walk through a pickle without running it, keeping of every value only how large a tuple it is."""
+def _check_program(program: bytes) -> None:
+    """Walk through a pickle without running it. Of every value only its size as a tuple is kept."""
     stack: list[int | None] = []  # None: a mark
     memo: dict[int, int] = {}
     for count, (operation, argument, _) in enumerate(pickletools.genops(program)):
         name = operation.name
         if name not in OPERATIONS or (name == "GLOBAL" and argument not in NAMES):
             what = str(argument).replace(" ", ".")[:80] if name == "GLOBAL" else "Python objects"
-            raise WeightsError(f"{path} holds {what}, but only dense real tensors and plain values are read;"
-                               " save model.state_dict() alone, best as .safetensors")  # fmt: skip
+            raise _NotPlainError(f"holds {what}, but only dense real tensors and plain values are allowed")
         if count > MOST_OPERATIONS:
-            raise WeightsError(f"{path} describes its tensors in too many words; save the weights as .safetensors")
+            raise _NotPlainError("has a description of its tensors that is too long")
         if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):
             memo[len(memo) if name == "MEMOIZE" else int(argument)] = stack[-1] or 1  # type: ignore[arg-type]
         elif name in ("GET", "BINGET", "LONG_BINGET"):
@@ -93,11 +94,11 @@ def _check_program(path: Path, program: bytes) -> None:
         else:
             _apply(operation, stack)
         if stack and (stack[-1] or 0) > LARGEST_TUPLE:
-            raise WeightsError(f"{path} holds tuples inside tuples without end; save model.state_dict() alone")
+            raise _NotPlainError("holds tuples that are nested too deeply")
 
 
 def _apply(operation: pickletools.OpcodeInfo, stack: list[int | None]) -> None:
-    """Take from the stack what an operation takes, and put there what it puts: tuples with their content's size."""
+    """Apply an operation to the stack of sizes. A tuple is as large as its content."""
     before, after = operation.stack_before, operation.stack_after
     taken = 0
     if pickletools.markobject in before:

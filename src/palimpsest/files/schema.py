@@ -1,38 +1,148 @@
-"""What JSON files may say: the fields of a dataclass, each of the type that it is declared with."""
+"""Values from JSON, TOML and the command line become dataclasses. An error names the field that is wrong.
+
+The type hint of a field says what it may hold: a whole number is a count (0 ≤ n < 2⁵³), a number is finite, and
+``Annotated[int, Range(least=1)]`` narrows either.
+"""
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
-from types import UnionType
-from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from contextlib import suppress
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from palimpsest.solver.checks import is_count, is_number, require
+from palimpsest.errors import InvalidInputError
+from palimpsest.solver.checks import LARGEST, Range
 
 Kind = TypeVar("Kind")
+Positive = Annotated[int, Range(least=1)]
+Share = Annotated[float, Range(least=0, most=1)]
+LONGEST_NAME = 60  # characters of a name in a message
+WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false", Path: "a path"}
 
 
-def built(kind: type[Kind], fields: Mapping[str, Any]) -> Kind:
-    """The dataclass that JSON fields describe, each of the type that it is declared with.
+class FieldError(ValueError):
+    """A field that is unknown, missing, or does not fit its type hint."""
+
+
+def built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
+    """The dataclass that plain values describe.
 
     >>> from dataclasses import make_dataclass
-    >>> built(make_dataclass("Plan", [("steps", int), ("at", tuple[float, ...])]), {"steps": 3, "at": [0.5, 1]})
+    >>> plan = make_dataclass("Plan", [("steps", Positive), ("at", tuple[float, ...])])
+    >>> built(plan, {"steps": 3, "at": [0.5, 1]})
     Plan(steps=3, at=(0.5, 1))
+    >>> built(plan, {"steps": "x", "at": [0.5, 1]})
+    Traceback (most recent call last):
+    palimpsest.files.schema.FieldError: steps is 'x'; give a whole number of at least 1
     """
-    hints = get_type_hints(kind)
-    require(fields.keys() == hints.keys(), f"other fields than {', '.join(hints)}")
-    for name, hint in hints.items():
-        require(_is_a(hint, fields[name]), f"{name} is of another type")
-    return kind(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields.items()})
+    return _record(kind, values, "")
 
 
-def _is_a(hint: Any, value: Any) -> bool:
-    """Whether a JSON value has a type; a whole number is a float too, a truth value is no number."""
+def check_options(options: Any) -> None:
+    """Check a command's options, which tyro or Python code filled in, and call them by their names there."""
+    kind: Any = type(options)
+    for name, hint in _hints(kind).items():
+        try:
+            _value(hint, getattr(options, name), f"--{name.replace('_', '-')}")
+        except FieldError as error:
+            raise InvalidInputError(str(error)) from error
+
+
+def names(kind: type) -> tuple[str, ...]:
+    """The fields of a dataclass that values may describe."""
+    return tuple(_hints(kind))
+
+
+@lru_cache
+def _hints(kind: Any) -> dict[str, Any]:
+    return get_type_hints(kind, include_extras=True)
+
+
+@lru_cache
+def _required(kind: Any) -> frozenset[str]:
+    if is_typeddict(kind):
+        return kind.__required_keys__
+    return frozenset(f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING)
+
+
+def _record(kind: Any, values: Any, path: str) -> Any:
+    """A dataclass, or a dictionary of a known form."""
+    if not isinstance(values, Mapping):
+        raise FieldError(f"{path or 'the content'} is {reprlib.repr(values)}; give a table")
+    hints, inside = _hints(kind), f"{path}." if path else ""
+    for name in values:
+        if name not in hints:
+            raise FieldError(f"{inside}{name[:LONGEST_NAME]} is unknown; choose from {', '.join(hints)}")
+    converted = {name: _value(hints[name], value, f"{inside}{name}") for name, value in values.items()}
+    for name in hints:
+        if name in _required(kind) and name not in values:
+            raise FieldError(f"{inside}{name} is missing; add it")
+    try:
+        return kind(**converted)
+    except (TypeError, ValueError) as error:  # what no single field shows
+        raise FieldError(f"{path}: {error}" if path else str(error)) from error
+
+
+def _value(hint: Any, value: Any, path: str) -> Any:
+    origin, inner = get_origin(hint), get_args(hint)
+    if is_dataclass(hint) or is_typeddict(hint):
+        return _record(hint, value, path)
+    if origin in (Union, UnionType):
+        kinds = [kind for kind in inner if kind is not NoneType]
+        if value is None and NoneType in inner:
+            return None
+        if len(kinds) == 1:
+            return _value(kinds[0], value, path)
+        for kind in kinds:
+            with suppress(FieldError):
+                return _value(kind, value, path)
+    elif origin in (list, tuple) and isinstance(value, list | tuple) and len(value) == _length(hint, len(value)):
+        return origin(_value(inner[0], each, f"{path}[{i}]") for i, each in enumerate(value))
+    elif origin is dict and isinstance(value, Mapping):
+        keys = [_value(inner[0], key, f"a name in {path}") for key in value]
+        return {key: _value(inner[1], value[key], f"{path}.{key[:LONGEST_NAME]}") for key in keys}
+    elif _fits(hint, value):
+        return hint(value) if isinstance(hint, type) and issubclass(hint, Path | Enum) else value
+    raise FieldError(f"{path} is {reprlib.repr(value)}; give {_words(hint)}")
+
+
+def _length(hint: Any, usual: int) -> int:
+    """That of a tuple with a fixed length; others have any."""
     inner = get_args(hint)
-    if get_origin(hint) is UnionType:
-        return any(_is_a(one, value) for one in inner)
-    if get_origin(hint) is Literal:
-        return isinstance(value, str) and value in inner
-    if get_origin(hint) is tuple:
-        return isinstance(value, list | tuple) and all(_is_a(inner[0], each) for each in value)
-    simple = {int: is_count, float: is_number}
-    return simple[hint](value) if hint in simple else isinstance(value, hint)
+    return usual if get_origin(hint) is list or inner[-1] is ... else len(inner)
+
+
+def _fits(hint: Any, value: Any) -> bool:
+    """Whether a single value fits. A truth value is not a number."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return _fits(inner[0], value) and all(value in limit for limit in inner[1:] if isinstance(limit, Range))
+    if origin is Literal:
+        return any(type(value) is type(choice) and value == choice for choice in inner)
+    if hint in (int, float) and isinstance(value, int):
+        return not isinstance(value, bool) and (0 if hint is int else -(1 << 53)) <= value < 1 << 53
+    if hint is float:
+        return isinstance(value, float) and abs(value) < LARGEST
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return any(value == choice.value for choice in hint)
+    return hint is Any or (origin is None and isinstance(value, str | Path if hint is Path else hint))
+
+
+def _words(hint: Any) -> str:
+    """A type hint in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin is Annotated:
+        return f"{WORDS[inner[0]]} {' '.join(str(limit) for limit in inner[1:] if isinstance(limit, Range))}"
+    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
+        return " or ".join(str(choice) for choice in inner or hint)
+    if origin in (Union, UnionType):
+        return " or ".join(dict.fromkeys(_words(kind) for kind in inner if kind is not NoneType))
+    if origin in (list, tuple):
+        return f"a list{f' of {length}' if (length := _length(hint, 0)) else ''}, each {_words(inner[0])}"
+    return f"{WORDS[int]} of at least 0" if hint is int else WORDS.get(hint, "a table")

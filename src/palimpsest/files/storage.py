@@ -23,12 +23,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from palimpsest.errors import CheckpointError, RunFolderError, StorageError
+from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError, StorageError
 
 FORMAT = 3  # of files that are read again; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
 LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
-MAKE_AGAIN = "delete it and give the same command again"
+MAKE_AGAIN = "delete it and run the same command again"
 os.umask(_UMASK := os.umask(0o022))  # it cannot be read without being set
 
 
@@ -40,14 +40,16 @@ def write_atomically(path: Path | str, data: bytes) -> None:
 def write_together(files: Mapping[Path, bytes]) -> None:
     """Write files that belong together: none is replaced before all are on the disk."""
     temporary: dict[Path, Path] = {}
+    intact = "what was saved before is intact"
     try:
         for path, data in files.items():
             temporary[path] = _beside(path, data)
         for path, new in temporary.items():
             os.replace(new, path)
+            intact = "some files are new and some are old until then"
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}; make room or choose another folder, and"
-                           " give the same command again: what was saved before is intact") from error  # fmt: skip
+                           f" run the same command again: {intact}") from error  # fmt: skip
     finally:
         for new in temporary.values():
             new.unlink(missing_ok=True)
@@ -93,10 +95,22 @@ def regular(path: Path | str, flags: int, *, follow: bool = False) -> int:
     return handle
 
 
-def _unreadable(path: Path | str, error: OSError) -> StorageError:
-    return StorageError(
-        f"cannot read {path}: {error.strerror or error}; put that right and give the same command again"
-    )
+def _unreadable(path: Path | str, error: Exception, kind: type[PalimpsestError], remedy: str) -> PalimpsestError:
+    """Why a file of ours cannot be read: it is not there, the system refuses it, or it is damaged."""
+    if isinstance(error, FileNotFoundError):
+        return kind(f"there is no file {path}; {remedy}")
+    if isinstance(error, OSError):
+        return StorageError(f"cannot read {path}: {error.strerror or error}; correct that and run the command again")
+    return kind(f"{path} is damaged, or Palimpsest did not write it; {remedy}")
+
+
+def _problem(number: object, sound: bool, found: object, owner: str | None) -> str:
+    """Why a file that can be read must not be used, or the empty string."""
+    if number != FORMAT:
+        return "was written by another version of Palimpsest"
+    if not sound:
+        return "is damaged: its checksum is wrong"
+    return "" if owner in (None, found) else "belongs to another run"
 
 
 # --- checksums ---------------------------------------------------------------------------------------
@@ -150,12 +164,8 @@ def save_tensors(
         owner: the run that the file belongs to.
 
     Examples:
-        >>> import tempfile
         >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
         >>> save_tensors(path, {"x": torch.ones(2)}, {"what": "an example"})
-        >>> tensors, description = load_tensors(path)
-        >>> tensors["x"].tolist(), description["what"]
-        ([1.0, 1.0], 'an example')
     """
     write_atomically(path, packed(tensors, description, owner=owner))
 
@@ -186,21 +196,14 @@ def load_tensors(
         loaded = safetensors.torch.load(content)
         metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         description = parse_json(metadata["palimpsest"])
-        if description.get("format") != FORMAT:
-            raise CheckpointError(f"{path} was saved by another version of Palimpsest; {remedy}")
-        sound = metadata["sha256"] == _tensor_digest(loaded, metadata["palimpsest"], metadata["owner"])
+        found = metadata.get("owner", "")  # the first versions did not write owners and checksums
+        sound = metadata.get("sha256") == _tensor_digest(loaded, metadata["palimpsest"], found)
         # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
         tensors = {name: t.clone() for name, t in loaded.items()}
-    except FileNotFoundError as error:
-        raise CheckpointError(f"there is no file {path}; {remedy}") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except (safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(f"{path} is damaged, or Palimpsest did not save it; {remedy}") from error
-    if not sound:
-        raise CheckpointError(f"{path} is damaged: its checksum is wrong; {remedy}")
-    if owner not in (None, metadata["owner"]):
-        raise CheckpointError(f"{path} belongs to another run; {remedy}")
+    except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:
+        raise _unreadable(path, error, CheckpointError, remedy) from error
+    if problem := _problem(description.pop("format", None), sound, found, owner):
+        raise CheckpointError(f"{path} {problem}; {remedy}")
     return tensors, description
 
 
@@ -218,34 +221,26 @@ def load_json(path: Path | str, *, owner: str | None = None, remedy: str = MAKE_
     try:
         with open_regular(path) as file:
             content = parse_json(file.read(LARGEST_JSON))
-    except FileNotFoundError as error:
-        raise RunFolderError(f"there is no file {path}; {remedy}") from error
-    except OSError as error:
-        raise _unreadable(path, error) from error
-    except ValueError as error:
-        raise RunFolderError(f"{path} is damaged, or Palimpsest did not write it; {remedy}") from error
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error, RunFolderError, remedy) from error
     sound = content.pop("sha256", None) == digest(content)
-    if content.pop("format", None) != FORMAT:
-        raise RunFolderError(f"{path} was written by another version of Palimpsest; {remedy}")
-    if not sound:
-        raise RunFolderError(f"{path} is damaged: its checksum is wrong; {remedy}")
-    if content.pop("owner", None) != owner and owner is not None:
-        raise RunFolderError(f"{path} belongs to another run; {remedy}")
+    if problem := _problem(content.pop("format", None), sound, content.pop("owner", None), owner):
+        raise RunFolderError(f"{path} {problem}; {remedy}")
     return content
 
 
 def parse_json(text: str | bytes) -> dict[str, Any]:
-    """A JSON object; anything else is a ValueError, also what is nested too deeply to be read."""
+    """A JSON object. Anything else, or deep nesting, is a ValueError."""
     try:
         content = json.loads(text)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not isinstance(content, dict) or not _is_shallow(content, DEEPEST):
-        raise ValueError("no JSON object, or one nested too deeply")
+        raise ValueError("not a JSON object, or nested too deeply")
     return content
 
 
 def _is_shallow(value: Any, levels: int) -> bool:
-    """Whether whoever walks through a value will come back."""
+    """Whether a value is nested at most this deep."""
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     return levels > 0 and all(_is_shallow(each, levels - 1) for each in inner)

@@ -1,4 +1,4 @@
-"""Reading other people's weights: nothing in a file is run, and nothing larger than it claims is allocated."""
+"""Reads other people's weights. Nothing in a file is executed, and memory is taken only for its actual content."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def find(source: Path | str | Mapping, key: str | None = None) -> Found:
     content = source if isinstance(source, Mapping) else _content(Path(source))
     entry, tensors = _state_dict(name, content, key)
     if not tensors:
-        raise WeightsError(f"{name} holds no tensor; save model.state_dict()")
+        raise WeightsError(f"{name} does not hold a tensor; save model.state_dict()")
     if not isinstance(source, Mapping):
         for each, t in tensors.items():
             _check_kind(name, each, t)
@@ -105,13 +105,12 @@ def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "th
     ]
     kinds = {"missing": missing, "not in the network": extra, "of another shape": odd}
     if found := [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]:
-        raise WeightsError(f"{what} do not fit the network ({'; '.join(found)}); give those of this very network")
+        raise WeightsError(f"{what} do not fit the network ({'; '.join(found)}); give the weights of this network")
     if broken := [name for name, t in weights.items() if t.is_floating_point() and not t.isfinite().all()]:
-        raise NonFiniteError(f"{what} hold NaN or infinity in {_some(broken)}; give those of a sound training")
+        raise NonFiniteError(f"{what} hold NaN or infinity in {_some(broken)}; give finite weights")
     for names in _shared(model):
         if any(not torch.equal(weights[names[0]], weights[name]) for name in names[1:]):
-            raise WeightsError(f"{what} differ in {_some(names)}, which are one parameter of the network;"
-                               " give those of this very network")  # fmt: skip
+            raise WeightsError(f"{what} differ in {_some(names)}, one parameter; give the weights of this network")
     model.load_state_dict(dict(weights))
 
 
@@ -142,12 +141,12 @@ def _with_every_name(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 
 def _shape(t: Tensor) -> str:
-    """Shape, and whether it counts or measures: whole numbers are no substitute for real ones."""
+    """The shape, and whether it holds whole numbers, which cannot replace real ones."""
     return ("" if t.is_floating_point() else "whole ") + str(tuple(t.shape))
 
 
 def _some(names: Iterable[str]) -> str:
-    """A handful of names, cut short where a hostile file made them long.
+    """A few names, shortened if a hostile file made them long.
 
     >>> _some("abcdefg")
     'a, b, c, d and 3 more'
@@ -162,7 +161,7 @@ def _some(names: Iterable[str]) -> str:
 def _content(path: Path) -> object:
     readers = {".safetensors": _safetensors} | dict.fromkeys((".pt", ".pth", ".bin"), _torch_archive)
     if path.suffix not in readers:
-        raise WeightsError(f"{path} is no file of weights; give a .safetensors, .pt, .pth or .bin file")
+        raise WeightsError(f"{path} is not a file of weights; give a .safetensors, .pt, .pth or .bin file")
     if not path.is_file():
         raise WeightsError(f"there is no file {path}; check the path")
     return readers[path.suffix](path)
@@ -180,7 +179,7 @@ def _safetensors(path: Path) -> dict[str, Tensor]:
     except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
         if isinstance(error, WeightsError):
             raise
-        raise WeightsError(f"{path} is no safetensors file, or it is damaged; save the weights again") from error
+        raise WeightsError(f"{path} is not a safetensors file, or it is damaged; save the weights again") from error
 
 
 def _torch_archive(path: Path) -> object:
@@ -188,10 +187,10 @@ def _torch_archive(path: Path) -> object:
     _check_room(path, path.stat().st_size // 4)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what is deprecated in files that others wrote
+            warnings.simplefilter("ignore")  # about deprecated content
             with torch.serialization.safe_globals([argparse.Namespace]):  # in which training scripts keep options
                 return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # hostile or damaged, files make their readers raise anything at all
+    except Exception as error:  # hostile or damaged files make their readers raise anything at all
         raise WeightsError(f"{path} holds more than tensors, or is damaged; save model.state_dict() alone") from error
 
 
@@ -219,8 +218,7 @@ def _state_dict(path: str, content: object, key: str | None) -> tuple[str, dict[
     inner = next((content[name] for name in NESTED if isinstance(content.get(name), Mapping)), content)
     for name, value in inner.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise WeightsError(f"{path} has something other than a tensor under {str(name)[:100]!r};"
-                               " save model.state_dict() alone")  # fmt: skip
+            raise WeightsError(f"{path} holds other values, as {str(name)[:100]!r}; save model.state_dict() alone")
     return "", {}
 
 
@@ -264,22 +262,19 @@ def _under(content: object, key: str) -> object:
 
 def _check_shape(path: Path | str, name: str, shape: Iterable[int]) -> None:
     if len(list(shape)) > MOST_DIMENSIONS:
-        raise WeightsError(
-            f"{path} holds {_some([name])} of more than {MOST_DIMENSIONS} dimensions; no layer has those"
-        )
+        raise WeightsError(f"{path} holds {_some([name])} with more than {MOST_DIMENSIONS} dimensions; remove it")
 
 
 def _check_kind(path: Path | str, name: str, t: Tensor) -> None:
-    """Dense, real, on the processor, with a place of its own for every number."""
+    """Dense, real, on the CPU, with memory for every number."""
     _check_shape(path, name, t.shape)
     plain = t.layout is torch.strided and t.device.type == "cpu" and not t.is_quantized and not t.is_complex()
     if not plain or t.numel() * t.element_size() > t.untyped_storage().nbytes():
-        raise WeightsError(f"{path} holds {_some([name])}, which is sparse, quantised, complex or no real tensor;"
-                           " save plain dense weights")  # fmt: skip
+        raise WeightsError(f"{path} holds {_some([name])}, which is not dense and real; save dense real tensors")
 
 
 def _check_room(path: Path | str, numbers: int) -> None:
-    """Room for the tensors as they are read, and once more as the network holds them."""
+    """Memory for the tensors in the file, and again for those in the network."""
     resources.require_memory(2 * 4 * numbers, of=f"reading {path}", remedy="use a machine with more")
 
 
@@ -293,7 +288,7 @@ def _is_short(t: Tensor) -> bool:
 
 
 def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the prefixes that all of them have, in whichever order the wrappers were put on."""
+    """Names without the prefixes that all of them have, in any order."""
     while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
         tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
     return tensors

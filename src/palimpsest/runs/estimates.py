@@ -1,4 +1,4 @@
-"""What a job on a perceptron will take of memory and disk: rough, and rather too little, to refuse what cannot fit."""
+"""Rough lower bounds on the memory and disk that a job needs, to refuse a job that cannot fit."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""What a run says as it goes: one line for each event, in the run folder's log.txt, and for whoever has no terminal.
+"""The events of a run, one line each: in the run folder's log.txt, and on standard error if that is not a terminal.
 
-Events go through Python's logging under the name ``palimpsest``; nobody hears them unless a handler listens, so that
-the library is silent by itself.
+Events go through Python's logging under the name ``palimpsest``. Without a handler the library is silent.
 """
 
 from __future__ import annotations
@@ -23,25 +22,14 @@ LOGGER = logging.getLogger("palimpsest")
 EVERY = 30.0  # seconds between two lines of progress
 
 
-class _Quiet:
-    """A log that cannot be written, on a full disk for example, is no reason to stop or to complain."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        pass
-
-
-class _File(_Quiet, logging.FileHandler):
+class _File(logging.FileHandler):
     def _open(self) -> TextIO:  # type: ignore[override]
         handle = regular(self.baseFilename, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         return os.fdopen(handle, "a", encoding="utf-8", errors="backslashreplace")
 
 
-class _Stream(_Quiet, logging.StreamHandler):
-    pass
-
-
 @contextmanager
-def into(path: Path) -> Iterator[None]:
+def in_file(path: Path) -> Iterator[None]:
     """Append every event to a file, with the time."""
     form = logging.Formatter("{asctime} {message}", "%Y-%m-%dT%H:%M:%S%z", style="{")
     try:
@@ -54,12 +42,12 @@ def into(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def shown() -> Iterator[None]:
-    """Show progress on standard error where that is no terminal, and no bar can be drawn."""
+def on_stderr() -> Iterator[None]:
+    """Show progress on standard error if that is not a terminal, so that no bar can be drawn."""
     if sys.stderr.isatty():
         yield
         return
-    handler = _Stream()
+    handler = logging.StreamHandler()
     handler.addFilter(lambda record: not getattr(record, "private", False))
     with _listening(handler, logging.Formatter("{message}", style="{")):
         yield
@@ -68,23 +56,24 @@ def shown() -> Iterator[None]:
 @contextmanager
 def _listening(handler: logging.Handler, form: logging.Formatter) -> Iterator[None]:
     handler.setFormatter(form)
+    handler.handleError = lambda record: None  # type: ignore[method-assign]  # a full disk does not stop a run
     LOGGER.addHandler(handler)
     LOGGER.setLevel(logging.INFO)
     try:
         yield
     finally:
         LOGGER.removeHandler(handler)
-        with suppress(OSError):  # what a full disk kept from being written
+        with suppress(OSError):  # of a full disk
             handler.close()
 
 
 def note(event: str, *, private: bool = False) -> None:
-    """Tell of an event, in one line; private ones are for the file alone."""
+    """Log an event in one line. Private events go to the file only."""
     LOGGER.info(printable(event), extra={"private": private})
 
 
 def printable(text: str) -> str:
-    """One line in which nothing that a file or a name put there speaks to the terminal.
+    """One line without control characters, which a file or a name could send to the terminal.
 
     >>> printable("runs/\\x1b[31mred\\nnext")
     'runs/�[31mred next'

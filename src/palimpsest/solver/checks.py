@@ -1,50 +1,75 @@
-"""Checks of values that were read from a file, which may be damaged or forged. Each check raises a ValueError."""
+"""Checks of values that were read from a file, which may be damaged or forged. Each check raises a ValueError.
+
+The type hints here say what a history may hold; `palimpsest.files.schema` checks it against them.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, TypedDict
 
 import torch
 from torch import Tensor
 
 LARGEST = 1e300  # arithmetic with larger numbers overflows
-RECORD = ("loss", "objective", "gradient", "rate")
-SPLIT = ("eta", "before", "after")
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from ``least`` to ``most``, greater than ``above``.
+
+    >>> 0 in Range(above=0, most=1), str(Range(above=0, most=1))
+    (False, 'above 0 and of at most 1')
+    """
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+
+    def __contains__(self, number: float) -> bool:
+        return self.least <= number <= self.most and number > self.above
+
+    def __str__(self) -> str:
+        limits = {"of at least": self.least, "above": self.above, "of at most": self.most}
+        return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit))
+
+
+class StepRecord(TypedDict):
+    """An entry of the history: a recorded step."""
+
+    step: int
+    loss: float
+    objective: float
+    gradient: float
+    rate: float
+    sharpness: float | None
+    candidates: int
+
+
+class MergeRecord(TypedDict, total=False):
+    """How many candidates were merged or dropped before a split, by how much L changed, and how many show images."""
+
+    merged: int
+    merging: float
+    among: Annotated[int, Range(least=1)]
+    images: Annotated[int, Range(least=1)]
+
+
+class SplitRecord(MergeRecord):
+    """An entry of the history: a round of splitting."""
+
+    step: int
+    split: int
+    eta: float
+    before: float
+    after: float
+    eigenvalues: list[float]
 
 
 def require(sound: bool, what: str) -> None:
     if not sound:
         raise ValueError(what)
-
-
-def is_count(value: Any) -> bool:
-    """A whole number that is not negative."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 53
-
-
-def is_number(value: Any) -> bool:
-    """A number that arithmetic can handle. Long integers do not fit into a float."""
-    if isinstance(value, bool):
-        return False
-    return is_count(abs(value)) if isinstance(value, int) else isinstance(value, float) and abs(value) < LARGEST
-
-
-def check_history(history: Any) -> None:
-    """Records of steps and of splits."""
-    require(isinstance(history, list), "the history is not a list")
-    for entry in history:
-        require(isinstance(entry, dict) and is_count(entry.get("step")), "an entry of the history without a step")
-        if "eigenvalues" in entry:
-            values = entry["eigenvalues"]
-            require(is_count(entry.get("split")), "a split without a count")
-            require(isinstance(values, list) and all(map(is_number, values)), "eigenvalues that are not numbers")
-            counts = [entry[name] for name in ("among", "images") if name in entry]
-            require(all(is_count(count) and count > 0 for count in counts), "counts that are not positive")
-        else:
-            require(is_count(entry.get("candidates")), "a record without candidates")
-        names = SPLIT if "eigenvalues" in entry else RECORD
-        require(all(is_number(entry.get(name)) for name in names), "values that are not numbers")
 
 
 def check_candidates(x: Tensor, ids: Tensor) -> None:
@@ -59,7 +84,3 @@ def check_lineage(lineage: Tensor, ids: Tensor) -> None:
     require(lineage.dtype == torch.int64 and lineage.ndim == 1, "no lineage")
     require(bool(((lineage >= -1) & (lineage < torch.arange(len(lineage)).to(lineage))).all()), "a circular lineage")
     require(bool((ids < len(lineage)).all()), "candidates without a lineage")
-
-
-def is_positive(value: Any) -> bool:
-    return is_number(value) and value > 0 and math.isfinite(1 / value)

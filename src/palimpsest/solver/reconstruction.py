@@ -21,7 +21,7 @@ from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
 from palimpsest.scoring import metrics, score
 from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
-from palimpsest.solver.checks import check_candidates, check_history, check_lineage, is_number, require
+from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage, require
 from palimpsest.solver.loop import Settings, Solver
 from palimpsest.solver.merging import Merging
 from palimpsest.solver.optimisers import Adam, Optimiser
@@ -38,6 +38,15 @@ TENSORS = ("images", "multipliers", "ids", "parents", "lineage")
 SHOWN, COLUMNS = 60, 10  # pictures in a plot at most, and in a row
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class SavedReconstruction:
+    """What a saved reconstruction says beside its tensors."""
+
+    history: list[StepRecord | SplitRecord]
+    outcome: Ending
+    loss: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -105,19 +114,19 @@ class Reconstruction:
 
         The file does not hold the objective, so `certify` and `certificate` of a loaded reconstruction raise an error.
         """
+        from palimpsest.files.schema import built
         from palimpsest.files.storage import load_tensors
 
         remedy = "save the reconstruction again"
         tensors, description = load_tensors(path, remedy=remedy)
         try:
-            require(tensors.keys() - {"labels"} == set(TENSORS) and is_number(description["loss"]), "other content")
+            saved = built(SavedReconstruction, description)
+            require(tensors.keys() - {"labels"} == set(TENSORS), "other tensors")
             check_candidates(tensors["images"], tensors["ids"])
             check_lineage(tensors["lineage"], tensors["ids"])
-            check_history(description["history"])
             fields: dict[str, Any] = {"labels": None} | {name: t.to(device) for name, t in tensors.items()}
-            outcome, history, loss = Ending(description["outcome"]), description["history"], description["loss"]
-            return cls(**fields, history=history, outcome=outcome, loss=loss, certify=_cannot_certify)
-        except (KeyError, ValueError) as error:
+            return cls(**fields, **vars(saved), certify=_cannot_certify)
+        except ValueError as error:
             raise CheckpointError(f"{path} does not hold a reconstruction ({error}); {remedy}") from error
 
     def plot(self, *, truth: Tensor | None = None, mean: Tensor | None = None) -> Figure:

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from palimpsest.errors import CheckpointError
-from palimpsest.solver.checks import check_candidates, check_history, check_lineage, is_count, is_positive, require
+from palimpsest.solver.checks import Range, SplitRecord, StepRecord, check_candidates, check_lineage, require
 from palimpsest.solver.optimisers import Moments
-
-CLOCK = ("multiplier_unit", "step", "round", "phase_start")
 
 
 class Ending(StrEnum):
@@ -25,6 +23,19 @@ class Ending(StrEnum):
     CONVERGED = "the gradient fell below the tolerance"
     PLATEAU = "the objective stopped falling"
     STABLE = "descent ended at a point where no split lowers the objective"
+
+
+@dataclass(frozen=True)
+class SavedState:
+    """What a saved state says beside its tensors."""
+
+    fingerprint: str  # of the problem and the settings
+    outcome: Ending | None
+    history: tuple[StepRecord | SplitRecord, ...]
+    multiplier_unit: Annotated[float, Range(above=1e-300)]
+    step: int
+    round: int
+    phase_start: int
 
 
 @dataclass(frozen=True)
@@ -73,31 +84,30 @@ class State:
         from palimpsest.files.storage import save_tensors
 
         tensors = self.tensors() | {"ids": self.ids, "lineage": self.lineage, "generator": self.generator}
-        description = {"fingerprint": fingerprint, "outcome": self.outcome, "history": self.history}
-        save_tensors(path, tensors, description | {name: getattr(self, name) for name in CLOCK})
+        names = (f.name for f in fields(SavedState) if f.name != "fingerprint")
+        save_tensors(path, tensors, {"fingerprint": fingerprint} | {name: getattr(self, name) for name in names})
 
     @classmethod
     def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
+        from palimpsest.files.schema import built
         from palimpsest.files.storage import load_tensors
 
         tensors, description = load_tensors(path)
         if description.get("fingerprint") != fingerprint:
             raise CheckpointError(f"{path} belongs to other settings; finish that run, or delete the file")
         try:
-            return cls._unpacked(tensors, description, device)
+            return cls._unpacked(tensors, built(SavedState, description), device)
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
             raise CheckpointError(f"{path} is damaged ({error}); delete it and start again") from error
 
     @classmethod
-    def _unpacked(cls, tensors: dict[str, Tensor], description: dict[str, Any], device: torch.device) -> State:
+    def _unpacked(cls, tensors: dict[str, Tensor], saved: SavedState, device: torch.device) -> State:
         """The saved state; a KeyError, TypeError, ValueError or RuntimeError if the file does not hold one."""
         tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
-        fields: dict[str, Any] = {"labels": None, "moments": moments_of(tensors)}
-        fields |= {name: t for name, t in tensors.items() if not name.startswith("moments/")}
-        fields |= {name: description[name] for name in CLOCK}
-        outcome = None if description["outcome"] is None else Ending(description["outcome"])
-        check_history(description["history"])
-        state = cls(**fields, outcome=outcome, history=tuple(description["history"]))
+        parts: dict[str, Any] = {"labels": None, "moments": moments_of(tensors)}
+        parts |= {name: t for name, t in tensors.items() if not name.startswith("moments/")}
+        parts |= {name: value for name, value in vars(saved).items() if name != "fingerprint"}
+        state = cls(**parts)
         state._check()
         return state
 
@@ -105,8 +115,7 @@ class State:
         check_candidates(self.x, self.ids)
         check_lineage(self.lineage, self.ids)
         require(bool(self.multipliers.isfinite().all()), "multipliers that are not finite")
-        require(all(is_count(getattr(self, name)) for name in ("step", "round", "phase_start")), "no time")
-        require(self.phase_start <= self.step and is_positive(self.multiplier_unit), "no time or unit")
+        require(self.phase_start <= self.step, "a phase that begins after the present step")
         torch.Generator().set_state(self.generator)
 
     def continues(self, fresh: State) -> bool:

@@ -1,0 +1,74 @@
+"""`palimpsest audit`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from palimpsest import auditing
+from palimpsest.auditing import truth
+from palimpsest.cli.shared import Device, image_shape, resumable, torch_device
+from palimpsest.errors import InvalidInputError
+from palimpsest.runs.journal import printable
+
+
+@dataclass
+class AuditCommand:
+    """Audit a network that was trained elsewhere: can its training images be read out of its weights?
+
+    Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
+    likeliest candidates with their probabilities, and controls. After an interruption, run the same command again.
+
+        palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
+            --shape 3,32,32
+    """
+
+    out: Path
+    """The run folder to create."""
+    network: str
+    """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
+    weights: Path
+    """The trained weights: a .safetensors file, or a state dict saved by torch."""
+    shape: str
+    """Channels, height and width of the images: 3,32,32."""
+    initial: Path | None = None
+    """The weights before training, if known. They allow far better reconstructions."""
+    key: str | None = None
+    """Entry of --weights that holds the weights, such as ema.state_dict. Needed if there are several."""
+    initial_key: str | None = None
+    """Entry of --initial that holds the weights."""
+    data: str | None = None
+    """Training images, if available: a folder with a sub-folder per class, or an .npz file. Only scores use them."""
+    held_out: str | None = None
+    """Images of the same kind that were not used for training. They calibrate the scores."""
+    mean: str = "0"
+    """Mean subtracted from the images of --data: a number, one per channel (0.5,0.4,0.4), or an .npy file."""
+    std: str = "1"
+    """Standard deviation by which they were divided, in the same forms."""
+    options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
+    device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
+
+    def run(self) -> None:
+        shape, known = image_shape(self.shape), None
+        if self.data is not None:
+            known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
+        elif self.held_out is not None or (self.mean, self.std) != ("0", "1"):
+            raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
+        with resumable():
+            found = auditing.audit(
+                self.network,
+                self.weights,
+                image_shape=shape,
+                out=self.out,
+                initial=self.initial,
+                key=self.key,
+                initial_key=self.initial_key,
+                truth=known,
+                device=torch_device(self.device),
+                **vars(self.options),
+            )
+        print(*found.summary, printable(f"The report is {found.report}"), sep="\n")

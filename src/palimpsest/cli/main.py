@@ -1,0 +1,68 @@
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
+
+Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import tyro
+
+from palimpsest import __version__
+from palimpsest.cli.audit import AuditCommand
+from palimpsest.cli.bench import Bench
+from palimpsest.cli.demo import Demo
+from palimpsest.cli.identify import Identify
+from palimpsest.cli.reconstruct import Reconstruct
+from palimpsest.cli.report import Report
+from palimpsest.cli.shared import CommandFailedError
+from palimpsest.cli.train import Train
+from palimpsest.errors import DivergenceError, PalimpsestError, TrainingDivergedError
+from palimpsest.execution.resources import out_of_memory
+from palimpsest.runs import journal
+from palimpsest.runs.journal import printable
+
+DESCRIPTION = """Measure how much of the training set can be reconstructed from a network's weights.
+
+Palimpsest is a privacy audit tool. Use it only on models and data you are entitled to. Start with `palimpsest demo`.
+`palimpsest --version` prints the version."""
+
+Command = (
+    Demo | Train | Reconstruct | Report | Annotated[AuditCommand, tyro.conf.subcommand("audit")] | Identify | Bench
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the value is the exit status."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names of folders need not be text
+    if (sys.argv[1:] if arguments is None else [*arguments]) == ["--version"]:
+        print(f"palimpsest {__version__}")
+        return 0
+    try:
+        command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
+        with journal.on_stderr():
+            return command.run() or 0
+    except (DivergenceError, TrainingDivergedError, CommandFailedError) as error:
+        return _complain(str(error), status=1)
+    except PalimpsestError as error:
+        return _complain(str(error), status=2)
+    except OSError as error:
+        where = f" {error.filename}" if error.filename else ""
+        return _complain(f"cannot use{where}: {error.strerror}; make room or choose another folder", status=2)
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
+    except KeyboardInterrupt:
+        return _complain("interrupted; nothing was left half-written", status=1)
+
+
+def _complain(sentence: str, *, status: int) -> int:
+    print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
+    return status

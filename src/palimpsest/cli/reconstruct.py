@@ -1,0 +1,59 @@
+"""`palimpsest reconstruct`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+from palimpsest.cli.shared import Device, resumable, torch_device
+from palimpsest.execution import Execution, Mode
+from palimpsest.runs import reconstruct as job
+from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.journal import printable
+from palimpsest.solver.callbacks import Callback, TensorBoard
+
+
+@dataclass
+class Reconstruct:
+    """Reconstruct training images from the weights in a run folder, without access to the images.
+
+    Runs without and with sample splitting. You can interrupt it at any time (Ctrl-C, kill, power cut): run the same
+    command again to continue to the same result.
+
+        palimpsest reconstruct runs/faces
+        palimpsest reconstruct runs/mnist --method kkt --candidates 200 --splitting with
+    """
+
+    folder: Annotated[Path, tyro.conf.Positional]
+    """The run folder."""
+    options: Annotated[job.ReconstructOptions, tyro.conf.arg(name="")] = field(default_factory=job.ReconstructOptions)
+    splitting: Literal["both", "with", "without"] = "both"
+    """Which variants to run."""
+    again: bool = False
+    """Replace reconstructions made with other settings."""
+    tensorboard: bool = False
+    """Also write curves for TensorBoard into the run folder."""
+    mode: Mode = "auto"
+    """How steps run: eager, as a CUDA graph, or as a compiled graph. Results agree up to rounding."""
+    device: Device = "auto"
+    """Device to compute on. auto: CUDA if available."""
+
+    def run(self) -> None:
+        with resumable(), RunFolder(self.folder).locked() as folder:
+            job.reconstruct(
+                folder,
+                self.options,
+                device=torch_device(self.device),
+                variants=("without", "with") if self.splitting == "both" else (self.splitting,),
+                callbacks=self._callbacks,
+                execution=Execution(mode=self.mode),
+                again=self.again,
+            )
+        print(printable(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them."))
+
+    def _callbacks(self, variant: str) -> list[Callback]:
+        """Each variant has its own sub-folder, because both count their steps from 0."""
+        return [TensorBoard(self.folder / "tensorboard" / variant)] if self.tensorboard else []

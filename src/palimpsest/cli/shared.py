@@ -1,0 +1,48 @@
+"""What several commands have in common."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch
+from tqdm import tqdm
+
+from palimpsest.errors import InvalidInputError, PalimpsestError
+
+Device = Literal["auto", "cpu", "cuda"]
+
+
+class CommandFailedError(PalimpsestError):
+    """The command was right but could not be finished: exit status 1."""
+
+
+@contextmanager
+def resumable() -> Iterator[None]:
+    """Ctrl-C during work that the same command continues."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        sentence = "interrupted; the state is saved, so run the same command again to continue"
+        raise CommandFailedError(sentence) from None
+
+
+def torch_device(choice: Device) -> torch.device:
+    if choice == "cuda" and not torch.cuda.is_available():
+        raise InvalidInputError("there is no CUDA device; use --device cpu")
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(automatic if choice == "auto" else choice)
+
+
+def image_shape(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
+        raise InvalidInputError(f"the shape is {text!r}; give channels, height and width, such as 3,32,32")
+    return tuple(map(int, parts))
+
+
+def bar(total: int, **options: object) -> tqdm:
+    """A progress bar, shown only on a terminal."""
+    return tqdm(total=total, disable=not sys.stderr.isatty(), **options)

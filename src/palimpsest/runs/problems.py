@@ -1,0 +1,57 @@
+"""The one place that turns options into an objective and the space of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from torch import Tensor, nn
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.methods import KKT, NTK, MulticlassKKT
+from palimpsest.objectives import Objective
+from palimpsest.objectives.spaces import Subspace
+from palimpsest.span import span
+
+Method = Literal["ntk", "kkt", "kkt-signed", "multiclass"]
+Within = Literal["everywhere", "span"]
+METHODS: dict[str, Method] = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}  # by training loss
+WHITENING = 0.5
+
+
+def problem(
+    method: Method,
+    model: nn.Module,
+    initial: Mapping[str, Tensor] | None = None,
+    *,
+    at: float | Sequence[float] = 0.5,
+    weights: Literal["auto"] | None = "auto",
+    within: Within | None = "everywhere",
+    whitening: float | None = None,
+) -> tuple[Objective, Subspace | None]:
+    """The objective of a method, and the subspace to search in; None stands for all images.
+
+    Args:
+        initial: the weights before training. NTK and the span need them. The KKT methods use them only for `weights`.
+        at: tangent points of the NTK method.
+        weights: ``"auto"`` lowers the weight of parameters that training images explain badly.
+        within: None chooses the span of the first layer's change for NTK, if it is readable.
+        whitening: how strongly NTK balances the directions of the span. None chooses 0.5.
+    """
+    if initial is None and (method == "ntk" or within == "span"):
+        raise InvalidInputError("the NTK method and the span need the weights before training; give them")
+    subspace = None
+    if initial is not None and within != "everywhere" and (method == "ntk" or within == "span"):
+        found = span(model, initial)
+        if found.subspace is None and within == "span":
+            raise InvalidInputError(f"{found.reason}; search everywhere")
+        subspace = found.subspace
+    if whitening and (method != "ntk" or subspace is None):
+        raise InvalidInputError("whitening works only for the NTK method within the span; leave it out")
+    if method == "ntk":
+        assert initial is not None
+        strength = (WHITENING if subspace else 0.0) if whitening is None else whitening
+        return NTK(model, initial, at=at, weights=weights, whitening=strength), subspace
+    if method == "multiclass":
+        return MulticlassKKT(model, initial=initial, weights=weights), subspace
+    return KKT(model, signed=method == "kkt-signed", initial=initial, weights=weights), subspace

@@ -1,0 +1,161 @@
+"""The second job: reconstruct images from the weights in a run folder, without and with splitting."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Annotated, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.errors import CheckpointError, InvalidInputError, RunFolderError
+from palimpsest.files.schema import Positive, Range, Share, check_options
+from palimpsest.objectives import Objective
+from palimpsest.objectives.spaces import Subspace
+from palimpsest.runs import estimates
+from palimpsest.runs.folder import VARIANTS, RunFolder, Snapshots, variant
+from palimpsest.runs.journal import Journal
+from palimpsest.runs.problems import METHODS, Within, problem
+from palimpsest.runs.train import TrainedRun
+from palimpsest.solver.callbacks import Callback
+
+UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens slowly
+
+
+@dataclass(frozen=True)
+class ReconstructOptions:
+    """How to reconstruct images from the weights."""
+
+    method: Literal["ntk", "kkt", "multiclass"] | None = None
+    """ntk for squared loss, kkt for logistic, multiclass for cross-entropy. If omitted: the one that fits the loss."""
+    at: tuple[Share, ...] = (0.15, 0.85)
+    """Tangent points of the NTK method, between the initial (0) and the final weights (1)."""
+    candidates: Positive = 80
+    """Number of candidates at the start. Twice the number of training images is a safe choice."""
+    steps: Positive = 2000
+    """Gradient steps, over all phases together."""
+    within: Within | None = None
+    """Search in the span of the first layer's change, or everywhere. If omitted: the span for NTK, if readable."""
+    whitening: Share | None = None
+    """How strongly the directions of the span are balanced, from 0 (not at all) to 1. NTK only. If omitted: 0.5."""
+    share: Annotated[float, Range(above=0, most=1)] = 0.25
+    """Maximum share of the candidates that split in one round."""
+    rounds: Positive = 2
+    """Number of splitting rounds."""
+    seed: int = 0
+    """Seed of the initial candidates."""
+
+    def problem(self, model: nn.Module, initial: Mapping[str, Tensor], loss: str) -> tuple[Objective, Subspace | None]:
+        """The objective that fits the training loss, and the subspace to search in, if not everywhere."""
+        method = METHODS[loss]
+        if self.method not in (None, method):
+            raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {method}")
+        return problem(method, model, initial, at=self.at, within=self.within, whitening=self.whitening)
+
+    @property
+    def splitting(self) -> pal.Splitting:
+        return pal.Splitting(rounds=self.rounds, share=self.share, until=UNTIL)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The options as a run folder keeps them."""
+        return json.loads(json.dumps(asdict(self)))
+
+
+def reconstruct(
+    folder: RunFolder,
+    options: ReconstructOptions,
+    *,
+    device: torch.device,
+    variants: Sequence[str] = tuple(VARIANTS),
+    callbacks: Callable[[str], Sequence[Callback]] = lambda variant: (),
+    progress: bool | None = None,
+    execution: pal.Execution | None = None,
+    again: bool = False,
+) -> None:
+    """Reconstruct images from the folder's weights, each variant in turn. Finished variants are not run again.
+
+    Variants with other settings are replaced only with ``again``, and only when the replacement is there.
+    """
+    check_options(options)
+    run = TrainedRun.read(folder)
+    model, initial = run.networks(folder)
+    image_shape = model.image_shape
+    most = math.ceil(options.candidates * (1 + options.share) ** options.rounds)
+    estimates.check_reconstruction(
+        folder.path, run.network.widths, most, tangents=len(options.at), variants=len(variants)
+    )
+    objective, within = options.problem(model, initial, run.training.loss)
+    objective = objective.to(device)
+    images = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
+    settings = options.settings
+    finished = _finished_variants(folder, settings, again=again)
+    for name in variants:
+        if name in finished and finished[name]["settings"] == settings:
+            continue
+        snapshots = Snapshots(
+            folder, name, owner=folder.owner_of(name, settings), every=8 * max(1, options.steps // 200), images=images
+        )
+        run_variant = partial(
+            pal.reconstruct,
+            objective,
+            image_shape=image_shape,
+            candidates=options.candidates,
+            steps=options.steps,
+            within=within,
+            splitting=options.splitting if name == "with" else None,
+            seed=options.seed,
+            callbacks=[*callbacks(name), Journal(VARIANTS[name], options.steps), snapshots],
+            progress=progress,
+            execution=execution,
+        )
+        began = time.monotonic()
+        rec = _resumed(run_variant, folder, again=again)
+        finished[name] = variant(rec, settings, time.monotonic() - began)
+        folder.write_variants(finished)
+    same = {name: fields for name, fields in finished.items() if fields["settings"] == settings}
+    if len(same) < len(finished):
+        folder.write_variants(same)
+
+
+def _resumed(run: Callable[..., pal.Reconstruction], folder: RunFolder, *, again: bool) -> pal.Reconstruction:
+    """Continue from the checkpoint. A useless one, if it may be replaced, stays until there is a new one."""
+    try:
+        return run(checkpoint=folder.checkpoint)
+    except CheckpointError:
+        if not again:
+            raise
+    try:
+        return run(checkpoint=folder.new_checkpoint)
+    finally:
+        folder.adopt_new_checkpoint()
+
+
+def _finished_variants(folder: RunFolder, settings: dict[str, Any], *, again: bool) -> dict[str, dict[str, Any]]:
+    """The finished variants. Those with other settings are refused unless they may be replaced."""
+    try:
+        finished = folder.variants()
+    except CheckpointError:
+        if not again:
+            raise
+        return {}
+    for name, fields in finished.items():
+        if not again and (other := _difference(fields["settings"], settings)):
+            raise RunFolderError(
+                f"{folder.path} holds a reconstruction {name} splitting, with {other}; add --again to replace it"
+            )
+    return finished
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> str:
+    """The settings that were different before, in words."""
+    if before.keys() != after.keys():
+        return "the options of another version"
+    changed = {name: value for name, value in before.items() if value != after[name]}
+    return ", ".join(f"{name} {'left open' if value is None else value}" for name, value in changed.items())

@@ -1,0 +1,65 @@
+"""One vocabulary of methods for runs, audits and experiments."""
+
+from typing import get_args
+
+import pytest
+import torch
+
+import palimpsest as pal
+from palimpsest.errors import InvalidInputError
+from palimpsest.runs.problems import METHODS, WHITENING, Method, problem
+from palimpsest.training import LossName
+
+SHAPE = (1, 4, 4)
+
+
+@pytest.fixture(scope="module")
+def fit():
+    torch.manual_seed(0)
+    images, labels = torch.randn(4, *SHAPE), torch.tensor([1, -1, 1, -1])
+    return pal.train(pal.networks.MLP(SHAPE, hidden=(20,)), images, labels, steps=50)
+
+
+def test_every_loss_has_a_method():
+    assert METHODS.keys() == set(get_args(LossName))
+    assert set(METHODS.values()) <= set(get_args(Method))
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        ("ntk", lambda fit: pal.NTK(fit.model, fit.initial, at=(0.2, 0.8), weights="auto")),
+        ("kkt", lambda fit: pal.KKT(fit.model, initial=fit.initial, weights="auto")),
+        ("kkt-signed", lambda fit: pal.KKT(fit.model, signed=True, initial=fit.initial, weights="auto")),
+        ("multiclass", lambda fit: pal.MulticlassKKT(fit.model, initial=fit.initial, weights="auto")),
+    ],
+)
+def test_options_give_the_same_objective_as_python(method, expected, fit):
+    made, space = problem(method, fit.model, fit.initial, at=(0.2, 0.8))
+    wanted = expected(fit)
+    assert space is None
+    assert (type(made), made.signed, made.weights) == (type(wanted), wanted.signed, wanted.weights)
+    assert all(torch.equal(made.target[name], t) for name, t in wanted.target.items())
+
+
+def test_the_span_is_chosen_for_ntk_alone(fit):
+    made, space = problem("ntk", fit.model, fit.initial, within=None)
+    assert space is not None
+    assert made.whitening == WHITENING
+    assert problem("ntk", fit.model, fit.initial, within="span", whitening=0.0)[0].whitening == 0
+    assert problem("kkt", fit.model, fit.initial, within=None)[1] is None
+    assert problem("kkt", fit.model, fit.initial, within="span")[1] is not None
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"method": "ntk", "whitening": 0.5},
+        {"method": "kkt", "within": "span", "whitening": 0.5},
+        {"method": "ntk", "initial": None},
+        {"method": "kkt", "within": "span", "initial": None},
+    ],
+)
+def test_options_that_do_not_fit_together_are_refused(options, fit):
+    with pytest.raises(InvalidInputError):
+        problem(**{"model": fit.model, "initial": fit.initial} | options)
