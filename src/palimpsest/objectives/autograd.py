@@ -40,12 +40,13 @@ Sharpness = float | Tensor | None
 class Network:
     """A network as a function of its parameters and of images, with its ReLUs smoothed. Threads may share it."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
+    def __init__(self, module: nn.Module, *, exact_forward: bool = False) -> None:
+        self.module, self.exact_forward = module, exact_forward
 
     def __call__(self, θ: Parameters, images: Tensor, β: Sharpness) -> Tensor:
         """Outputs (k, C)."""
-        smoothed = nullcontext() if β is None else smoothing.Smoothed(β)
+        rectifier = smoothing.exact_forward if self.exact_forward else smoothing.softplus
+        smoothed = nullcontext() if β is None else smoothing.Smoothed(β, rectifier)
         with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), smoothed:
             outputs = functional_call(self.module, θ, (images,))
         return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
@@ -62,7 +63,8 @@ class Network:
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Network:
         with _FORWARD:
-            return Network(copy.deepcopy(self.module).to(device=device, dtype=dtype))
+            module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
+            return Network(module, exact_forward=self.exact_forward)
 
     def state_dict(self) -> dict[str, Any]:
         with _FORWARD:

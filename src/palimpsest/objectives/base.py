@@ -72,6 +72,7 @@ class Objective(ABC):
 
     signed: bool = True  # whether multipliers may be negative; if not, the solver keeps them at or above zero
     label_kind: Labels = Unlabelled()  # the labels that candidates carry
+    exact_forward: bool = False  # whether ReLUs keep their values, and only their derivatives are smoothed
     whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
 
     @torch.inference_mode(False)  # the copies can then be differentiated, in whatever mode the caller is
@@ -234,7 +235,8 @@ class Objective(ABC):
             v = self._represent(x, λ, labels)
             return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
-        v, on_images = dense.linearise(layers, self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
+        point = (self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
+        v, on_images = dense.linearise(layers, *point, exact_forward=self.exact_forward)
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
             d_images, g = on_images(u)
@@ -309,7 +311,8 @@ class Objective(ABC):
                 known = (self.target, self.tangents, self.weights, self.whitening)
                 network, space, target, tangents, weights = reduced.reduce(layers, space, *known)
                 parts = {"target": target, "tangents": tangents, "weights": weights}
-                return self._changed(_network=Network(network), _space=space, **parts)
+                smaller = Network(network, exact_forward=self.exact_forward)
+                return self._changed(_network=smaller, _space=space, **parts)
         if self.whitening:
             raise InvalidInputError(
                 "whitening needs trained dense layers and a subspace; give within=pal.span(…).subspace"
@@ -329,6 +332,13 @@ class Objective(ABC):
     def by_autograd(self) -> Self:
         """The same objective, differentiated as any network is, even if its layers are dense."""
         return self._changed(_may_be_dense=False)
+
+    def with_exact_forward(self) -> Self:
+        """The same objective with exact ReLUs in the forward pass: only their derivative is smoothed, to σ(βz).
+
+        Haim et al. (2022) do so. The derivatives are then not exactly those of the loss.
+        """
+        return self._changed(exact_forward=True, _network=Network(self._network.module, exact_forward=True))
 
     def _changed(self, **attributes: Any) -> Self:
         """A copy with other attributes. It is not bound to shapes, because its engine may be another one."""

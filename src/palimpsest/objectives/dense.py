@@ -108,10 +108,12 @@ def linearise(
     scalar: Scalar,
     x: Tensor,
     β: float | Tensor | None,
+    *,
+    exact_forward: bool = False,
 ) -> tuple[Parameters, Adjoint]:
     """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d), and the map R ↦ (x̄, λ̄). Several nodes add an axis to λ̄."""
     L = len(layers)
-    passes = [_forward_and_back(layers, θ, λ, scalar, x, β) for θ, λ in nodes]
+    passes = [_forward_and_back(layers, θ, λ, scalar, x, β, exact_forward) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
     v = {}
     for j, layer in enumerate(layers, start=1):
@@ -142,15 +144,21 @@ def linearise(
 
 
 def _forward_and_back(
-    layers: Sequence[Layer], θ: Mapping[str, Tensor], λ: Tensor, scalar: Scalar, x: Tensor, β: float | Tensor | None
+    layers: Sequence[Layer],
+    θ: Mapping[str, Tensor],
+    λ: Tensor,
+    scalar: Scalar,
+    x: Tensor,
+    β: float | Tensor | None,
+    exact_forward: bool,
 ) -> _Pass:
-    L = len(layers)
+    L, rectified = len(layers), _exactly_rectified if exact_forward and β is not None else _rectified
     W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] are not used
     h, slope = [x], [x]
     for j, layer in enumerate(layers, start=1):
         z = _affine(h[-1], layer, θ)
         if j < L:
-            h_j, slope_j = _rectified(z, β)
+            h_j, slope_j = rectified(z, β)
             h.append(h_j)
             slope.append(slope_j)
     output = Output(z, λ, scalar)
@@ -201,6 +209,12 @@ def _rectified(z: Tensor, β: float | Tensor | None) -> tuple[Tensor, Tensor]:
     larger = 1 - slope
     torch.maximum(slope, larger, out=larger)
     return y.relu_().sub_(larger.log_()).div_(β), slope
+
+
+@fusible
+def _exactly_rectified(z: Tensor, β: float | Tensor) -> tuple[Tensor, Tensor]:
+    """max(z, 0), and the derivative of the softplus."""
+    return z.relu(), (z * β).sigmoid()
 
 
 @fusible

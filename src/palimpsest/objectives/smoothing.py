@@ -41,6 +41,34 @@ def softplus(z: Tensor, sharpness: float | Tensor) -> Tensor:
     return torch.where(y > -REACH, F.softplus(y, beta=1, threshold=REACH), 0.0) / sharpness
 
 
+class _Rectified(torch.autograd.Function):
+    """max(z, 0), with the derivative σ(βz) in place of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, sharpness: float | Tensor) -> Tensor:
+        ctx.save_for_backward(z)
+        ctx.sharpness = sharpness
+        return z.clamp_min(0)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        (z,) = ctx.saved_tensors
+        return gradients[0] * (z * ctx.sharpness).sigmoid(), None
+
+
+def exact_forward(z: Tensor, sharpness: float | Tensor) -> Tensor:
+    """max(z, 0) in the forward pass, σ(βz) for its derivative, βσ(1 − σ) for its second one (Haim et al. 2022).
+
+    The derivative is that of softplus_β, but the value is exact.
+
+    >>> z = torch.zeros(1, requires_grad=True)
+    >>> y = exact_forward(z, 10.0)
+    >>> y.detach(), torch.autograd.grad(y, z)[0]
+    (tensor([0.]), tensor([0.5000]))
+    """
+    return _Rectified.apply(z, sharpness)
+
+
 def _clamp(σ: Smoother, z: Tensor, min: Any = None, max: Any = None) -> Tensor:
     if all(bound is None or (isinstance(bound, float) and 0 < abs(bound) < _GUARD) for bound in (min, max)):
         return torch.clamp(z, min, max)
@@ -90,15 +118,15 @@ class Smoothed(TorchFunctionMode):
     tensor([0.0693])
     """
 
-    def __init__(self, sharpness: float | Tensor) -> None:
+    def __init__(self, sharpness: float | Tensor, rectifier: Callable[..., Tensor] = softplus) -> None:
         super().__init__()
         if not isinstance(sharpness, Tensor) and not 0 < sharpness < float("inf"):
             raise InvalidInputError(f"sharpness is {sharpness}; give a positive number, or None for plain ReLUs")
-        self.sharpness = sharpness
+        self.sharpness, self.rectifier = sharpness, rectifier
         self.layers: list[str] = []  # the modules being run, which `check` keeps
 
     def _softplus(self, z: Tensor) -> Tensor:
-        return softplus(z, self.sharpness)
+        return self.rectifier(z, self.sharpness)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})

@@ -55,6 +55,7 @@ class Solver:
         self._original, self.objective = objective, objective.within(space)  # a copy, whose sharpness the solver sets
         self.schedule = Schedule(settings, objective.sharpness)
         self.T2 = self.objective.target_norm_squared
+        self.loss_unit = self.T2 if settings.units is None else torch.ones_like(self.T2)  # L and priors add up in it
         prior = settings.priors if isinstance(settings.priors, Prior) else Sum(settings.priors)
         self.prior = prior.placed(self.T2)
         self._prepared_for = 0  # candidates
@@ -72,16 +73,18 @@ class Solver:
     def init(self) -> State:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
         k, objective, optimiser = self.settings.candidates, self.first(), self.settings.optimiser
-        generator = torch.Generator().manual_seed(self.settings.seed)
+        generator, raw = torch.Generator().manual_seed(self.settings.seed), self.settings.units
         x = torch.randn(k, *self.space.shape, generator=generator, dtype=torch.float64)
-        x = (PIXEL * self.space.unit * x).to(objective.device, objective.dtype)
+        x = ((raw.pixels if raw else PIXEL) * self.space.unit * x).to(objective.device, objective.dtype)
         objective.check_network(x)
         objective.chunk = memory.chunk_size(objective, x, self.execution.memory)
-        noise = torch.rand(k, *objective.multiplier_shape(x), generator=generator, dtype=torch.float64).to(x)
+        shape = (k, *objective.multiplier_shape(x))
+        drawn = raw.draw(shape, generator) if raw else torch.rand(shape, generator=generator, dtype=torch.float64)
+        noise = drawn.to(x)
         labels = objective.label_kind.balanced(k, objective.outputs(x[:1]).shape[1])
         labels = None if labels is None else labels.to(objective.device)
-        unit = self._multiplier_unit(x, noise, labels, generator)
-        multipliers = START * unit * (noise - 0.5 if objective.signed else noise)
+        unit = 1 / k if raw else self._multiplier_unit(x, noise, labels, generator)
+        multipliers = unit * noise if raw else START * unit * (noise - 0.5 if objective.signed else noise)
         return State(
             x=x,
             multipliers=multipliers,
@@ -142,7 +145,9 @@ class Solver:
         end = state.step + steps
         rows = torch.tensor([self.schedule.at(state, step) for step in range(state.step, end)], dtype=torch.float64)
         plan = ["watched step" if state.step % self.record_every == 0 else "step"] + ["step"] * (steps - 1)
-        given = state.tensors() | {"multiplier_unit": torch.tensor(state.multiplier_unit).to(state.x)}
+        given = state.tensors() | {
+            "multiplier_unit": torch.tensor(state.multiplier_unit, dtype=torch.float64).to(state.x)
+        }
         tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         x, λ, moments = tensors["x"], tensors["multipliers"], moments_of(tensors)
@@ -168,11 +173,18 @@ class Solver:
         if watch:
             penalty = now.prior_strength * self.prior.value(self.space.images(x), λ / unit)
             loss = objective.norm_squared(r) / self.T2
+            penalty = penalty * (self.loss_unit / self.T2)
             watched = {"loss": loss, "penalty": penalty, "gradient": gradients[0].norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
-        step = (self.settings.optimiser, self.space.unit, objective.signed, x, λ, unit)
-        _update(*step, gradients, self.T2, penalties, moments_of(tensors), now)
+        step = (self.settings.optimiser, self.space.unit, *self._of_multipliers, x, λ, unit)
+        _update(*step, gradients, self.loss_unit, penalties, moments_of(tensors), now)
         return watched
+
+    @property
+    def _of_multipliers(self) -> tuple[float, float, bool]:
+        """What a multiplier's unit stands for, its rate relative to the images', and whether it may be negative."""
+        raw, rate = self.settings.units, self.settings.optimiser.learning_rate
+        return (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device only here."""
@@ -218,26 +230,28 @@ def _penalties(prior: Prior, space: Parametrisation, x: Tensor, λ: Tensor, unit
 def _update(
     optimiser: Optimiser,
     x_unit: float,
+    per_unit: float,
+    relative_rate: float,
     signed: bool,
     x: Tensor,
     λ: Tensor,
     unit: Tensor,
     gradients: Sequence[Tensor],
-    T2: Tensor,
+    loss_unit: Tensor,
     penalties: tuple[Tensor, Tensor],
     moments: dict[str, Moments],
     now: Scheduled,
 ) -> None:
-    """Move candidates and multipliers down the gradients of L / ‖T‖² and of the priors, in place.
+    """Move candidates and multipliers down the gradients of L / loss_unit and of the priors, in place.
 
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
-    unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
+    unit times as much. The unit of a multiplier stands for ``per_unit``, one pixel's typical deviation.
     """
-    for of, value, dL, penalty, scale in (
-        ("x", x, gradients[0], penalties[0], x_unit),
-        ("multipliers", λ, gradients[1], penalties[1], unit / PIXEL),
+    for of, value, dL, penalty, scale, rate in (
+        ("x", x, gradients[0], penalties[0], x_unit, now.rate),
+        ("multipliers", λ, gradients[1], penalties[1], unit / per_unit, now.rate * relative_rate),
     ):
-        gradient = torch.addcmul(dL * (scale / T2), penalty, now.prior_strength * scale)
-        optimiser.update_(value, gradient, moments[of], Pace(now.rate * scale, now.unbias))
+        gradient = torch.addcmul(dL * (scale / loss_unit), penalty, now.prior_strength * scale)
+        optimiser.update_(value, gradient, moments[of], Pace(rate * scale, now.unbias))
     if not signed:
         λ.clamp_min_(0)

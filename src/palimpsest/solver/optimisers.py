@@ -81,6 +81,38 @@ class Adam(Optimiser):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LazyAdam(Adam):
+    """Adam that leaves numbers alone whose gradient is exactly zero, with their memory (Loo et al. 2024).
+
+    Each number counts its own steps.
+
+    Examples:
+        >>> rule, x = LazyAdam(learning_rate=0.5), torch.ones(2)
+        >>> moments = rule.init(x)
+        >>> for step in (1, 2):
+        ...     rule.update_(x, torch.tensor([1.0, 0.0]), moments, rule.pace(step, 1.0))
+        >>> [round(value, 3) for value in x.tolist()], moments["count"]
+        ([0.0, 1.0], tensor([2., 0.]))
+    """
+
+    powers: ClassVar[dict[str, int]] = {"mean": 1, "square": 2, "count": 0}
+    ε: float = 1e-8
+
+    def pace(self, step: int, factor: float) -> Pace:
+        return Pace(factor * self.learning_rate)
+
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
+        mean, square, count = moments["mean"], moments["square"], moments["count"]
+        moves = gradient != 0
+        mean.copy_(torch.where(moves, self.β1 * mean + (1 - self.β1) * gradient, mean))
+        square.copy_(torch.where(moves, self.β2 * square + (1 - self.β2) * gradient * gradient, square))
+        count.add_(moves)
+        taken = count.clamp_min(1)  # a number that never moved has no mean to correct
+        m, v = mean / (1 - self.β1**taken), square / (1 - self.β2**taken)
+        parameter.sub_(torch.where(moves, pace.rate * m / (v.sqrt() + self.ε), 0.0))
+
+
+@dataclass(frozen=True, kw_only=True)
 class SGD(Optimiser):
     """Gradient descent with heavy-ball momentum.
 

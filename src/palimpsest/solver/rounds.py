@@ -62,7 +62,7 @@ def _split(solver: Solver, state: State, policy: splitting.Splitting) -> tuple[S
     def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
         images, λ = solver.space.images(x), multipliers / state.multiplier_unit
         penalty = solver.settings.prior_strength[0] * solver.prior.value(images, λ)
-        return objective.loss(x, multipliers, labels) + solver.T2 * penalty
+        return objective.loss(x, multipliers, labels) + solver.loss_unit * penalty
 
     split, T2 = splitting.split(objective, *state.point, policy, full=full, generator=generator), float(solver.T2)
     event: dict[str, Any] = {

@@ -14,6 +14,7 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.solver.merging import Merging
 from palimpsest.solver.optimisers import Adam, Optimiser
 from palimpsest.solver.priors import Box, Prior, TotalVariation
+from palimpsest.solver.raw import RawUnits, Sharpening
 from palimpsest.solver.splitting import Splitting
 from palimpsest.solver.state import State
 
@@ -29,18 +30,20 @@ class Settings:
     priors: Prior | Sequence[Prior] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     schedule: Literal["cosine", "constant"] = "cosine"
-    sharpness: tuple[float, float] | None = (10.0, 200.0)
+    sharpness: tuple[float, float] | Sharpening | None = (10.0, 200.0)
     prior_strength: tuple[float, float] = (1.0, 1.0)
     gradient_tolerance: float = 0.0
     plateau: float = 0.0
     record_every: int | None = None
+    units: RawUnits | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
         several = [self.priors] if isinstance(self.priors, Prior) else self.priors
         if not isinstance(several, Sequence) or not all(isinstance(prior, Prior) for prior in several):
             raise InvalidInputError("priors must be instances of pal.priors.Prior; write a subclass for your own")
-        kinds = {"optimiser": (Optimiser,), "splitting": (Splitting, NoneType), "merging": (Merging, NoneType)}
+        kinds: dict[str, tuple[type, ...]] = {"optimiser": (Optimiser,), "splitting": (Splitting, NoneType)}
+        kinds |= {"merging": (Merging, NoneType), "units": (RawUnits, NoneType)}
         for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InvalidInputError(f"{name} is a {type(value).__name__}; give an instance of {kind[0].__name__}")
@@ -48,7 +51,7 @@ class Settings:
             if (count := getattr(self, name)) is not None and count < 1:
                 raise InvalidInputError(f"{name} is {count}; give at least 1")
         for name in ("sharpness", "prior_strength"):
-            if (ends := getattr(self, name)) is not None and min(ends) <= 0:
+            if not isinstance(ends := getattr(self, name), Sharpening | None) and min(ends) <= 0:
                 raise InvalidInputError(f"{name} is {ends}; give two positive numbers")
         if self.schedule not in ("cosine", "constant"):
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
@@ -99,8 +102,11 @@ class Schedule:
         return 1.0 if self.settings.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * t))
 
     def sharpness(self, t: float) -> float | Tensor | None:
-        """β_0 (β_1/β_0)^t."""
-        return self.own_sharpness if self.settings.sharpness is None else _geometric(*self.settings.sharpness, t)
+        """β_0 (β_1/β_0)^t, or by a schedule of its own."""
+        given = self.settings.sharpness
+        if isinstance(given, Sharpening):
+            return given.at(t)
+        return self.own_sharpness if given is None else _geometric(*given, t)
 
     def at(self, state: State, step: int) -> Scheduled:
         t = self.elapsed(state, step)
