@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import palimpsest as pal
+from palimpsest import auditing
 from palimpsest.auditing.truth import load
-from palimpsest.cli import commands as cli
+from palimpsest.cli.main import main
 
 SHAPE = (3, 4, 5)
 
@@ -42,12 +43,12 @@ def test_the_command_line_passes_the_deviation_on(images, tmp_path, monkeypatch)
         seen.append(truth)
         raise KeyboardInterrupt  # nothing else of the audit is wanted here
 
-    monkeypatch.setattr(cli.auditing, "audit", audit)
+    monkeypatch.setattr(auditing, "audit", audit)
     words = ["--out", str(tmp_path / "audit"), "--network", "a:b", "--weights", "w.pt", "--shape", "3,4,5"]
-    assert cli.main(["audit", *words, "--data", images[0], "--mean", "0.5", "--std", "0.2,0.3,0.4"]) == 1
+    assert main(["audit", *words, "--data", images[0], "--mean", "0.5", "--std", "0.2,0.3,0.4"]) == 1
     assert torch.equal(seen[0].std[:, 0, 0], torch.tensor([0.2, 0.3, 0.4]))
-    assert cli.main(["audit", *words, "--data", images[0], "--std", "wide"]) == 2
-    assert cli.main(["audit", *words, "--std", "0.5"]) == 2  # of which images?
+    assert main(["audit", *words, "--data", images[0], "--std", "wide"]) == 2
+    assert main(["audit", *words, "--std", "0.5"]) == 2  # of which images?
     assert len(seen) == 1
 
 

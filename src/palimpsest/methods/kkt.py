@@ -34,6 +34,8 @@ class KKT(Objective):
         tensor(True)
     """
 
+    linear = True
+
     def __init__(
         self,
         model: nn.Module,

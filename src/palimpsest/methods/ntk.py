@@ -39,6 +39,8 @@ class NTK(Objective):
         tensor(True)
     """
 
+    linear = True
+
     def __init__(
         self,
         model: nn.Module,

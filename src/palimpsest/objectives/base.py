@@ -71,6 +71,7 @@ class Objective(ABC):
     """
 
     signed: bool = True  # whether multipliers may be negative; if not, the solver keeps them at or above zero
+    linear: bool = False  # whether φ(Φ) = cΦ if the network has one output
     label_kind: Labels = Unlabelled()  # the labels that candidates carry
     exact_forward: bool = False  # whether ReLUs keep their values, and only their derivatives are smoothed
     whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
@@ -236,7 +237,7 @@ class Objective(ABC):
             return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         point = (self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
-        v, on_images = dense.linearise(layers, *point, exact_forward=self.exact_forward)
+        v, on_images = dense.linearise(layers, *point, exact_forward=self.exact_forward, linear=self.linear)
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
             d_images, g = on_images(u)
