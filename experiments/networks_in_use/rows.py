@@ -13,7 +13,7 @@ Kind = Literal["mlp", "mlp adapter", "cnn", "cnn, torch's start", "cnn head", "c
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """By plain torch, in float32: squared loss and labels ±1, or cross-entropy for ResNets."""
+    """By plain torch with its default precision: squared loss and labels ±1, or cross-entropy for ResNets."""
 
     optimiser: Literal["sgd", "momentum", "adam"] = "momentum"
     rate: float
