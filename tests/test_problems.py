@@ -51,6 +51,26 @@ def test_the_span_is_chosen_for_ntk_alone(fit):
     assert problem("kkt", fit.model, fit.initial, within="span")[1] is not None
 
 
+@pytest.mark.parametrize("within", ["everywhere", None])
+def test_ntk_starts_from_what_weight_decay_left(within):
+    torch.manual_seed(0)
+    images, labels = torch.randn(4, *SHAPE), torch.tensor([1, -1, 1, -1])
+    fit = pal.train(pal.networks.MLP(SHAPE, hidden=(20,)), images, labels, steps=50, weight_decay=1e-2)
+    found = pal.span(fit.model, fit.initial)
+    made, _ = problem("ntk", fit.model, fit.initial, within=within)
+    assert 0 < found.shrinkage < 1
+    for name, t in fit.model.state_dict().items():
+        torch.testing.assert_close(made.target[name], t - found.shrinkage * fit.initial[name])
+
+
+def test_a_network_whose_first_layer_is_convolutional_is_searched_everywhere():
+    def make():
+        return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
+
+    made, space = problem("ntk", make(), make().state_dict(), within=None)
+    assert (space, made.whitening) == (None, 0.0)
+
+
 @pytest.mark.parametrize(
     "options",
     [

@@ -38,6 +38,10 @@ class Span:
     shrinkage: float  # c: 1 without weight decay
     reason: str  # one sentence on the result
 
+    def shrunk(self, initial: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """c·θ_0: what weight decay left of the initial weights. Without weight decay, these weights themselves."""
+        return initial if self.shrinkage == 1 else {name: self.shrinkage * t for name, t in initial.items()}
+
 
 def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequence[int] | None = None) -> Span:
     """Count the training images, and find the space that they span, from the change of the first layer.
@@ -54,7 +58,8 @@ def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequen
         An object with these attributes. ``samples``: the number of training images, or None. ``subspace``: the
             `Subspace` of flat images, for ``pal.reconstruct(…, within=…)``, or None. ``gap``: the ratio of singular
             values behind the count. ``singular_values``: all of them. ``shrinkage``: 1 without weight decay.
-            ``reason``: one sentence on the result.
+            ``reason``: one sentence on the result. ``shrunk(initial)``: the initial weights as weight decay left them,
+            for ``pal.NTK``.
 
     Images that were centred by their own mean are linearly dependent. If the first layer does not have a bias, the
     count is then one too low. Weight decay is assumed to act on weights and biases alike.

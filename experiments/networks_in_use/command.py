@@ -1,0 +1,154 @@
+"""Trains and reads the selected rows, each (row, seed) once, and prints them as a table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from provenance import made_by
+
+from networks_in_use import reading, training
+from networks_in_use.rows import ROWS, Row
+from palimpsest.files.storage import write_atomically
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, SCRATCH = ROOT / "experiments/results/networks-in-use", ROOT / "runs/networks-in-use"
+GOOD = 0.4  # the SSIM above which the literature counts an image
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One network and its reading."""
+
+    row: Row
+    seed: int
+    small: bool
+    results: Path
+    scratch: Path
+    ends: float
+
+    @property
+    def file(self) -> Path:
+        return self.results / f"{self.row.name}-seed{self.seed}.json"
+
+    def run(self) -> str:
+        if time.time() > self.ends:
+            return f"{self.row.name} seed {self.seed}: out of time"
+        row, seed, device = self.row, self.seed, reading.device()
+        images = training.load(row, seed)
+        model = training.before(row, seed, self.scratch).to(device).eval()
+        x = (images.train - images.mean).to(device)
+        y = images.labels.to(device) if row.classes == 10 else images.labels.to(device).float()
+        began = time.perf_counter()
+        initial = {name: t.clone() for name, t in model.state_dict().items()}
+        model, trained = training.train(model, x, y, row.training, seed)
+        trained["seconds"] = round(time.perf_counter() - began, 1)
+        try:
+            rec, read = reading.read(model, initial, row, images, seed=seed, ends=self.ends)
+        except reading.OutOfTimeError as stopped:
+            return f"{row.name} seed {seed}: {stopped}"
+        command = f"python experiments/networks_in_use --rows {row.name} --seeds {seed}" + " --small" * self.small
+        result = {"row": row.name, "says": row.says, "n": row.n, "seed": seed} | made_by(command)
+        result |= {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
+        result |= {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)}
+        result |= {"training": asdict(row.training) | trained, "reading": asdict(row.reading) | read}
+        result |= reading.scored(rec.images, images, by_simudy=row.kind == "resnet")
+        self.results.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, (json.dumps(result, separators=(",", ":")) + "\n").encode())
+        return line(result)
+
+
+def line(result: dict[str, Any]) -> str:
+    peer = result.get("ssim as SimuDy measures it")
+    return (
+        f"{result['row']} seed {result['seed']}: mean SSIM {_mean(result['ssim']):.3f}"
+        + (f" ({_mean(peer):.3f} as SimuDy measures it)" if peer else "")
+        + f", above 0.4 {_good(result['ssim'])} of {result['n']}, recovered {result['recovered']}, held-out at most"
+        f" {max(result['held-out ssim']):.2f}, trained in {result['training']['seconds']:.0f} s, read in"
+        f" {result['reading']['seconds']:.0f} s"
+    )
+
+
+def table(results: Path) -> None:
+    """The results, averaged over seeds, as a Markdown table."""
+    parts = defaultdict(list)
+    for file in results.glob("*.json"):
+        part = json.loads(file.read_bytes())
+        parts[part["row"]].append(part)
+    columns = ["network", "images", "seeds", "mean SSIM", "by SimuDy's measure", "above 0.4", "recovered"]
+    columns += ["best held-out", "seconds"]
+    print("| " + " | ".join(columns) + " |")
+    print("|---" * len(columns) + "|")
+    for row in ROWS.values():
+        if not (seeds := parts[row.name]):
+            continue
+        peer = [_mean(part["ssim as SimuDy measures it"]) for part in seeds if row.kind == "resnet"]
+        cells = [
+            row.says,
+            str(row.n),
+            str(len(seeds)),
+            f"{_mean([_mean(part['ssim']) for part in seeds]):.3f}",
+            f"{_mean(peer):.3f}" if peer else "",
+            f"{_mean([_good(part['ssim']) for part in seeds]):.0f}",
+            f"{_mean([part['recovered'] for part in seeds]):.0f}",
+            f"{max(max(part['held-out ssim']) for part in seeds):.2f}",
+            f"{_mean([part['reading']['seconds'] for part in seeds]):.0f}",
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _good(values: Sequence[float]) -> int:
+    return sum(value > GOOD for value in values)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="networks_in_use", description="Train and read networks as people use them.")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(training.REPORTED))
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
+    parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--results", type=Path, help="folder for the results")
+    parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for pretrained networks")
+    parser.add_argument("--small", action="store_true", help="a version for a test, which does not need files")
+    parser.add_argument("--table", action="store_true", help="print the results as a table, and end")
+    options = parser.parse_args(arguments)
+    results = options.results or (SCRATCH / "small" if options.small else RESULTS)
+    if options.table:
+        table(results)
+        return 0
+    ends = time.time() + options.seconds
+    parts = [
+        Part(row=ROWS[name].small() if options.small else ROWS[name], seed=seed, small=options.small, results=results,
+             scratch=options.scratch, ends=ends)
+        for name in options.rows for seed in options.seeds
+    ]  # fmt: skip
+    parts = [part for part in parts if not part.file.exists()]
+    for part in parts:
+        training.pretrain(part.row, options.scratch, reading.device())
+    if options.workers <= 1:
+        for part in parts:
+            print(part.run(), flush=True)
+        return 0
+    failed = 0
+    with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
+        running = {pool.submit(part.run): part for part in parts}
+        for done in as_completed(running):
+            if error := done.exception():
+                print(f"{running[done].row.name} seed {running[done].seed} failed: {error!r}", flush=True)
+                failed = 1
+            else:
+                print(done.result(), flush=True)
+    return failed
