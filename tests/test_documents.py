@@ -9,6 +9,7 @@ import subprocess
 import sys
 from importlib import resources
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 from reproduce import experiment, parts, summary
@@ -16,7 +17,6 @@ from reproduce import experiment, parts, summary
 import palimpsest as pal
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ("calibration", "showcase")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
@@ -94,17 +94,34 @@ def measured(name: str, column: str, candidates: int, measure: str) -> int:
 
 
 def test_the_readme_shows_what_was_measured():
-    rows = [numbers(row[2]) for row in table("../README.md", "| network | images | Palimpsest |")[1]]
-    results = {n: json.loads((ROOT / "docs" / "results" / f"{n}.json").read_text(encoding="utf-8")) for n in RESULTS}
-    ntk = [r["without"] for r in results["calibration"]["recovered"] if r["what"] == "ntk-cifar10"]
-    for row, runs in zip(rows, (ntk, results["showcase"]["rows"]), strict=False):
-        counts, ssim = [r["recovered"] for r in runs], sum(r["mean ssim"] for r in runs) / len(runs)
-        assert {f"{ssim:.2f}", str(min(counts)), str(max(counts))} <= row
-    names = ("kkt-cifar10-500", "ours"), ("kkt-cifar10-500", "path"), ("multiclass-cifar10-500", "ours")
-    for row, (name, column) in zip(rows[2:], names, strict=False):
-        assert str(measured(name, column, 1000, "above 0.4")) in row
-    claims, draws = results["calibration"]["false claims"], results["calibration"]["draws without leakage"]
+    _, cells = table("../README.md", "| network | images | Palimpsest |")
+    rows, published = [[numbers(row[column]) for row in cells] for column in (2, 3)]
+    files = [f"published-loo-cifar10-{n}/with-initial-*" for n in (100, 200)]
+    files += [f"networks-in-use/{name}-seed*" for name in ("cnn-50", "mlp-minibatch", "mlp-adam")]
+    for row, pattern in zip(rows, files, strict=False):
+        ssim, recovered = read_back(pattern)
+        assert {f"{ssim:.2f}", f"{recovered:.0f}"} <= row, pattern
+    for n, row in zip((100, 200), published, strict=False):
+        ssim, recovered = read_back(f"published-loo-cifar10-{n}/loo-*")
+        assert {f"{ssim:.2f}", f"{recovered:.0f}"} <= row
+    for row, name in zip(rows[5:], ("kkt-cifar10-500", "multiclass-cifar10-500"), strict=True):
+        assert str(measured(name, "ours", 1000, "above 0.4")) in row
+    results = json.loads((ROOT / "docs" / "results" / "calibration.json").read_text(encoding="utf-8"))
+    claims, draws = results["false claims"], results["draws without leakage"]
     assert f"{claims} of {draws:,}" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+
+
+def read_back(pattern: str) -> tuple[float, float]:
+    """Mean SSIM and number of recovered images of the result files with a name like this, averaged over seeds."""
+    parts = [json.loads(file.read_bytes()) for file in (ROOT / "experiments" / "results").glob(pattern + ".json")]
+    return fmean(fmean(part["ssim"]) for part in parts), fmean(part["recovered"] for part in parts)
+
+
+@pytest.mark.parametrize(("name", "page"), [("networks_in_use", "networks-in-use"), ("published", "published")])
+def test_pages_show_the_results(name, page):
+    command = [sys.executable, str(ROOT / "experiments" / name), "--table"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
+    assert shown in (ROOT / "docs" / "experiments" / f"{page}.md").read_text(encoding="utf-8")
 
 
 def numbers(text: str) -> set[str]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import peers
+import tables
 import torch
 from provenance import made_by
 from torch import Tensor
@@ -30,6 +31,7 @@ from published.training import TUNING, Trained, device, load, trained, write_jso
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, SCRATCH = ROOT / "experiments" / "results", Path("runs/published")
+PAGE = "experiments/published.md"
 DIGITS = 5  # of a number in the files
 PICTURED = 30  # best images that are kept as pictures
 
@@ -250,20 +252,23 @@ def agreement(results: Path) -> None:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def table(results: Path) -> None:
-    """One row for each part, in Markdown."""
-    print("| setting | column | variant | seed | mean SSIM | above 0.4 | held out above 0.4 | recovered | peer's SSIM |"
-          " above 0.4 | peer's L2, best 25 | held out | seconds |")  # fmt: skip
-    print("|" + "---|" * 13)
+def table(results: Path) -> str:
+    """One row for each part."""
+    columns = ["setting", "column", "variant", "seed", "trained in", "mean SSIM", "above 0.4", "held-out above 0.4"]
+    columns += ["recovered", "peer's SSIM", "peer's above 0.4", "peer's L2, best 25", "the same, held out", "seconds"]
+    return tables.markdown(columns, list(_rows(results)))
+
+
+def _rows(results: Path) -> Iterator[list[object]]:
     for setting in SETTINGS:
         for file in sorted((results / f"published-{setting.name}").glob("*-k*-seed*.json")):
             part = json.loads(file.read_bytes())
             peer, held_out = part["peer"], sorted(part["peer"]["held-out l2"])[: peers.BEST]
-            row = [setting.name, part["column"], part["variant"], part["seed"], f"{_mean(part['ssim']):.3f}"]
-            row += [_above(part["ssim"]), _above(part["held-out ssim"]), part["recovered"]]
-            row += [f"{_mean(peer['ssim']):.3f}", _above(peer["ssim"]), f"{peer['best 25 l2']:.2f}"]
-            row += [f"{_mean(held_out):.2f}", f"{part['seconds']:.0f}"]
-            print("| " + " | ".join(map(str, row)) + " |")
+            row = [setting.name, part["column"], part["variant"], part["seed"], part["training"]["precision"]]
+            row += [f"{_mean(part['ssim']):.3f}", _above(part["ssim"]), _above(part["held-out ssim"])]
+            row += [part["recovered"], f"{_mean(peer['ssim']):.3f}", _above(peer["ssim"])]
+            row += [f"{peer['best 25 l2']:.2f}", f"{_mean(held_out):.2f}", f"{part['seconds']:.0f}"]
+            yield row
 
 
 # --- the command line -----------------------------------------------------------------------------
@@ -288,13 +293,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="a version for a test, which needs no files")
     parser.add_argument("--agreement", action="store_true", help="compare trainings of different precision, and end")
     parser.add_argument("--table", action="store_true", help="print the results as a table, and end")
+    parser.add_argument("--page", action="store_true", help="write the table into its page of the docs, and end")
     parser.add_argument("--claims", action="store_true", help="sum up the paper's claim from its parts, and end")
     options = parser.parse_args(arguments)
     results = options.results or (SCRATCH / "small" if options.small else RESULTS)
-    for wanted, act in ((options.agreement, agreement), (options.claims, claim.summed_up), (options.table, table)):
-        if wanted:
-            act(results)
-            return 0
+    if options.table or options.page:
+        tables.write(PAGE, table(results)) if options.page else print(table(results), end="")
+        return 0
+    if options.agreement or options.claims:
+        (agreement if options.agreement else claim.summed_up)(results)
+        return 0
     lanes = [
         _lane(options, small(setting) if options.small else setting, seed, results)
         for seed in options.seed
