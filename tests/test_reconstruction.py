@@ -8,7 +8,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.errors import CheckpointError, InvalidInputError
-from palimpsest.solver.loop import Settings
+from palimpsest.solver.settings import Settings
 
 
 def run(method=pal.KKT, shape=(1, 4, 4), **options):
