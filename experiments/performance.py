@@ -29,8 +29,9 @@ from palimpsest.bench.timing import device_name
 from palimpsest.execution import Execution
 from palimpsest.files.versions import versions
 from palimpsest.objectives.spaces import Everywhere
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.priors import Box, TotalVariation
+from palimpsest.solver.settings import Settings
 
 PAGE = Path(__file__).parents[1] / "docs" / "performance.md"
 TABLE = re.compile(r"(<!-- table: (\w+) (\w+) -->\n).*?(<!-- end of table -->)", re.DOTALL)

@@ -10,8 +10,9 @@ from torch import Tensor
 import palimpsest as pal
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Everywhere
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.optimisers import Adam
+from palimpsest.solver.settings import Settings
 
 
 def exact_problem(seed: int, *, n: int = 2, d: int = 6, width: int = 60) -> tuple[Objective, Tensor, Tensor]:

@@ -328,8 +328,6 @@ def test_options_replace_what_would_be_chosen():
     made = plan.timed_plan(plan.untimed_plan(found, options), options, plan.Budget(1.0, 1.0, 1.0))
     assert (made.candidates, made.steps, made.restarts, len(made.at), made.total_variation) == (7, 33, 5, 2, 0.0)
     assert made.control_steps == 9
-    with pytest.raises(InvalidInputError, match="restarts"):
-        Options(restarts=1)
 
 
 def noise(*shape, seed):
@@ -485,9 +483,9 @@ def test_layers_that_cannot_be_handled_are_named():
 
     with pytest.raises(UnsupportedNetworkError, match=r"gate.*hardswish"):
         subject(Stepped, Stepped().state_dict(), image_shape=SHAPE)
-    with pytest.raises(InvalidInputError, match="does not take images of shape 1,9,9"):
+    with pytest.raises(InvalidInputError, match="1,9,9"):
         subject(mlp, mlp().state_dict(), image_shape=(1, 9, 9))
-    with pytest.raises(InvalidInputError, match="such as 1,28,28"):
+    with pytest.raises(InvalidInputError, match="1,28,28"):
         subject(mlp, mlp().state_dict(), image_shape=(8, 8))
 
 
@@ -523,13 +521,35 @@ def test_wrong_use_is_one_sentence_and_leaves_nothing_behind(change, reason, tmp
 
 def test_what_cannot_be_is_refused_before_the_folder_is_taken(tmp_path):
     make = outsider.convolutional
-    with pytest.raises(InvalidInputError, match="did you mean 'steps'"):
+    with pytest.raises(InvalidInputError, match="'steps'"):
         pal.audit(make, make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit", step=3)
     with pytest.raises(InvalidInputError, match="lambda"):
         pal.audit(make(), make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit")
     same = torch.rand(3, 1, 8, 8)
-    with pytest.raises(InvalidInputError, match="held-out image 2 is also training image 3"):
+    with pytest.raises(InvalidInputError, match=r"2.*3"):
         pal.auditing.Truth(same, torch.arange(3), torch.stack([torch.zeros(1, 8, 8), same[2]]))
-    with pytest.raises(InvalidInputError, match="restarts"):
-        pal.audit(make, make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit", restarts=1)
+    assert not (tmp_path / "audit").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("minutes", value) for value in (0, -1.0, float("nan"), float("inf"), "10")],
+        *[("samples", value) for value in (0, "3")],
+        *[("steps", value) for value in (0, 2.5)],
+        *[("total-variation", value) for value in (-1, float("nan"))],
+        *[("tangents", value) for value in (3, "1", True)],
+        ("method", "foo"),
+        ("restarts", 1),
+        ("candidates", 0),
+        ("control-steps", 0),
+        ("controls", 1),
+        ("weight-decay", "no"),
+        ("seed", -1),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_in_one_sentence(name, value, tmp_path):
+    options, make = {name.replace("-", "_"): value}, outsider.convolutional
+    with pytest.raises(InvalidInputError, match=f"^--{name} .*;[^;\n]*$"):
+        pal.audit(make, make().state_dict(), image_shape=(1, 8, 8), out=tmp_path / "audit", **options)
     assert not (tmp_path / "audit").exists()

@@ -366,8 +366,9 @@ def test_replacing_one_variant_leaves_no_other_that_does_not_go_with_it(tmp_path
     assert main(["report", folder]) == 0
 
 
-def test_tangent_points_beyond_the_path_are_refused(trained, capsys):
-    assert "--at" in complaint(capsys, "reconstruct", trained, "--at", "7")
+@pytest.mark.parametrize("points", [[], ["7"]])
+def test_no_tangent_points_and_those_beyond_the_path_are_refused(trained, capsys, points):
+    assert "--at" in complaint(capsys, "reconstruct", trained, "--at", *points)
 
 
 def test_versions_are_known_without_an_installation(monkeypatch):

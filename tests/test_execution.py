@@ -21,8 +21,9 @@ from palimpsest.execution.graph import CAPTURE, Graph, copies
 from palimpsest.objectives import dense
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver import loop, memory
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.priors import Box, TotalVariation
+from palimpsest.solver.settings import Settings
 
 
 def close(a, b, relative=1e-12) -> bool:

@@ -29,7 +29,7 @@ from palimpsest.errors import (
 from palimpsest.files import storage
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
-from palimpsest.runs.train import TrainOptions, is_trained
+from palimpsest.runs.train import TrainOptions, is_trained, train
 from test_damage import alarm
 
 SHAPE = (1, 8, 8)
@@ -106,6 +106,13 @@ def test_the_same_training_is_recognised_with_a_data_root(tmp_path):
         RunFolder(tmp_path / "run"),
         TrainOptions(data="digits", per_class=2, hidden=(5,), steps=3, data_root=tmp_path),
     )
+
+
+def test_the_same_training_is_recognised_with_a_list_and_a_text(tmp_path):
+    options = TrainOptions(data="digits", per_class=2, hidden=[5], steps=3, data_root=str(tmp_path))
+    with RunFolder(tmp_path / "run").locked(create=True) as folder:
+        train(folder, options, device=torch.device("cpu"))
+    assert is_trained(folder, options)
 
 
 def test_no_certificate_is_computed_only_to_be_stored(finished):

@@ -8,7 +8,8 @@ from pathlib import Path
 import torch
 import palimpsest as pal
 from palimpsest.objectives.spaces import Everywhere
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
+from palimpsest.solver.settings import Settings
 
 def kilobytes(field):
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()

@@ -11,8 +11,9 @@ import palimpsest as pal
 from cases import Case
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.spaces import Everywhere
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.merging import Merging, contributions, images, largest, merge
+from palimpsest.solver.settings import Settings
 from palimpsest.solver.state import State
 
 

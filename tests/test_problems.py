@@ -8,6 +8,7 @@ import torch
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
 from palimpsest.runs.problems import METHODS, WHITENING, Method, problem
+from palimpsest.runs.reconstruct import ReconstructOptions
 from palimpsest.training import LossName
 
 SHAPE = (1, 4, 4)
@@ -71,15 +72,25 @@ def test_a_network_whose_first_layer_is_convolutional_is_searched_everywhere():
     assert (space, made.whitening) == (None, 0.0)
 
 
+OTHER = pal.networks.MLP((1, 4, 4), hidden=(20,)).state_dict()  # not the initial weights
+
+
 @pytest.mark.parametrize(
-    "options",
+    ("options", "named"),
     [
-        {"method": "ntk", "whitening": 0.5},
-        {"method": "kkt", "within": "span", "whitening": 0.5},
-        {"method": "ntk", "initial": None},
-        {"method": "kkt", "within": "span", "initial": None},
+        ({"method": "ntk", "whitening": 0.5}, "--whitening"),
+        ({"method": "kkt", "within": "span", "whitening": 0.5}, "--whitening"),
+        ({"method": "ntk", "initial": None}, "--initial"),
+        ({"method": "kkt", "within": "span", "initial": None}, "--initial"),
+        ({"method": "kkt", "within": "span", "initial": OTHER}, "--within"),
     ],
 )
-def test_options_that_do_not_fit_together_are_refused(options, fit):
-    with pytest.raises(InvalidInputError):
+def test_options_that_do_not_fit_together_are_refused_by_name(options, named, fit):
+    with pytest.raises(InvalidInputError, match=named):
         problem(**{"model": fit.model, "initial": fit.initial} | options)
+
+
+@pytest.mark.parametrize("loss", METHODS)
+def test_no_tangent_points_are_refused_by_name_with_every_method(loss, fit):
+    with pytest.raises(InvalidInputError, match="--at"):
+        ReconstructOptions(at=()).problem(fit.model, fit.initial, loss)

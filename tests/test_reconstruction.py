@@ -8,7 +8,8 @@ import torch
 
 import palimpsest as pal
 from palimpsest.errors import CheckpointError, InvalidInputError
-from palimpsest.solver.loop import Settings
+from palimpsest.files import storage
+from palimpsest.solver.settings import Settings
 
 
 def run(method=pal.KKT, shape=(1, 4, 4), **options):
@@ -47,6 +48,7 @@ def test_a_saved_reconstruction_is_read_back_whole(method, options, tmp_path):
     for name in ("images", "multipliers", "labels", "ids", "parents", "lineage"):
         torch.testing.assert_close(getattr(loaded, name), getattr(rec, name), rtol=0, atol=0)
     assert (loaded.history, loaded.outcome, loaded.loss) == (rec.history, rec.outcome, rec.loss)
+    assert storage.load_tensors(tmp_path / "rec.safetensors")[1]["outcome"] == rec.outcome.name
     assert repr(loaded) == repr(rec)
     assert loaded.ancestors(0) == rec.ancestors(0)
 

@@ -17,7 +17,8 @@ from killing import NEVER, Moment, struck
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver.fingerprints import digest
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
+from palimpsest.solver.settings import Settings
 from palimpsest.solver.state import State
 
 RUN = """

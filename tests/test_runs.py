@@ -21,6 +21,7 @@ from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
 from palimpsest.runs.report import report
 from palimpsest.runs.train import TrainOptions, train
+from palimpsest.solver.state import Ending
 
 CPU = torch.device("cpu")
 TRAINING = TrainOptions(data="digits", per_class=2, hidden=(5,), steps=3)
@@ -200,7 +201,8 @@ def test_a_checkpoint_of_the_previous_version_is_refused(tmp_path, monkeypatch, 
     tensors, description = storage.load_tensors(folder.checkpoint)
     with monkeypatch.context() as patch:
         patch.setattr(storage, "FORMAT", storage.FORMAT - 1)
-        storage.save_tensors(folder.checkpoint, tensors, description)
+        sentence = {"outcome": Ending.FINISHED.value}  # files of format 3 held it
+        storage.save_tensors(folder.checkpoint, tensors, description | sentence)
     oldest = {"palimpsest": json.dumps(description | {"format": 1})}  # before there were owners and checksums
     for old in (folder.checkpoint.read_bytes(), safetensors.torch.save(tensors, metadata=oldest)):
         folder.checkpoint.write_bytes(old)

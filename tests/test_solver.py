@@ -10,9 +10,10 @@ import palimpsest as pal
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver.lanczos import BASIS
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.optimisers import SGD, Adam
 from palimpsest.solver.priors import TotalVariation
+from palimpsest.solver.settings import Settings
 from palimpsest.solver.state import Ending
 from palimpsest.solver.stationarity import Stationarity
 from synthetic import descend, exact_problem, stalled_problem

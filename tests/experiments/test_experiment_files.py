@@ -2,7 +2,7 @@
 
 import re
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 import torch
@@ -11,8 +11,7 @@ from reproduce.command import main
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.files.schema import names
-from palimpsest.solver.loop import Settings
+from palimpsest.solver.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,14 +85,14 @@ def test_a_file_that_makes_no_sense_is_refused(tmp_path, text, field, capsys):
 @pytest.mark.parametrize(
     ("text", "known"),
     [
-        ('mood = "good"', names(experiment.Description)),
-        ("training.mood = 1", names(experiment.Training)),
-        ("columns.ours.mood = 1", names(experiment.Column)),
+        ('mood = "good"', get_type_hints(experiment.Description)),
+        ("training.mood = 1", get_type_hints(experiment.Training)),
+        ("columns.ours.mood = 1", get_type_hints(experiment.Column)),
         ('columns.ours.variants = ["mood"]', experiment.VARIANTS),
         ("columns.ours.priors = { mood = {} }", get_args(experiment.PriorName)),
-        ("columns.ours.splitting = { mood = 2 }", names(pal.Splitting)),
-        ("columns.ours.merging = { mood = 2 }", names(pal.Merging)),
-        ("goals = [{ mood = 1 }]", names(experiment.Goal)),
+        ("columns.ours.splitting = { mood = 2 }", get_type_hints(pal.Splitting)),
+        ("columns.ours.merging = { mood = 2 }", get_type_hints(pal.Merging)),
+        ("goals = [{ mood = 1 }]", get_type_hints(experiment.Goal)),
     ],
 )
 def test_an_unknown_key_is_answered_with_the_known_ones(tmp_path, text, known):
@@ -106,7 +105,7 @@ def test_an_unknown_key_is_answered_with_the_known_ones(tmp_path, text, known):
 def test_the_guide_names_every_key_and_its_example_is_an_experiment(tmp_path):
     guide = (ROOT / "docs" / "own-experiments.md").read_text(encoding="utf-8")
     ours = (experiment.Description, experiment.Training, experiment.Column, experiment.Goal)
-    known = {key for kind in (*ours, pal.Splitting, pal.Merging) for key in names(kind)} - {"direction"}
+    known = {key for kind in (*ours, pal.Splitting, pal.Merging) for key in get_type_hints(kind)} - {"direction"}
     known |= {*experiment.VARIANTS, *get_args(experiment.PriorName)}
     assert {key for key in known if f"`{key}`" not in guide} == set()
     [example] = re.findall(r"```toml\n(.*?)```", guide, re.DOTALL)

@@ -22,7 +22,8 @@ from palimpsest.runs.reconstruct import ReconstructOptions, reconstruct
 from palimpsest.runs.report import report
 from palimpsest.runs.train import TrainedRun, TrainOptions, train
 from palimpsest.solver.callbacks import Checkpoint
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
+from palimpsest.solver.settings import Settings
 from palimpsest.solver.state import State
 
 CPU = torch.device("cpu")
@@ -191,7 +192,7 @@ def of_runs(made: Path) -> dict[str, Target]:
 
     def of_network(folder: Path) -> object:
         run = RunFolder(folder)
-        return TrainedRun.read(run).networks(run)
+        return TrainedRun.read(run).model_and_start(run)
 
     def reported(folder: Path) -> object:
         return report(RunFolder(folder))

@@ -27,7 +27,7 @@ from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.controls import control_images, distance, positive_control
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.identity import claim
-from palimpsest.auditing.options import Method, Options
+from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight, check_method, preflight
@@ -39,6 +39,7 @@ from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.files.schema import Positive, check_options
 from palimpsest.files.storage import digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
@@ -61,16 +62,16 @@ def audit(
     key: str | None = None,
     initial_key: str | None = None,
     device: torch.device | str = "cpu",
-    minutes: float = 10.0,
+    minutes: Minutes = 10.0,
     method: Method | None = None,
     weight_decay: bool = False,
-    samples: int | None = None,
-    candidates: int | None = None,
-    steps: int | None = None,
-    restarts: int | None = None,
+    samples: Positive | None = None,
+    candidates: Positive | None = None,
+    steps: Positive | None = None,
+    restarts: Restarts | None = None,
     tangents: Literal[1, 2] | None = None,
-    control_steps: int | None = None,
-    total_variation: float | None = None,
+    control_steps: Positive | None = None,
+    total_variation: Strength | None = None,
     controls: bool = True,
     seed: int = 0,
 ) -> Audit:
@@ -121,7 +122,7 @@ def audit(
         (4, 'report.html')
     """
     began, given = time.monotonic(), locals()
-    options = Options(**{field.name: given[field.name] for field in fields(Options)})
+    options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
     examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
     check_method(examined, method)
     with RunFolder(out).locked(create=True) as folder:

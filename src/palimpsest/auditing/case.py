@@ -17,7 +17,7 @@ from palimpsest.solver.state import State
 
 
 class OutOfTimeError(Exception):
-    """The time is spent. The clock and the checkpoint hold the state so far."""
+    """The time is spent. Its first argument is the state of a reconstruction that was stopped."""
 
 
 class Clock(Callback):
@@ -25,7 +25,6 @@ class Clock(Callback):
 
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
-        self.stopped_at: State | None = None
 
     @property
     def seconds_left(self) -> float:
@@ -38,8 +37,7 @@ class Clock(Callback):
 
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
         if self.seconds_left < 0:
-            self.stopped_at = state
-            raise OutOfTimeError
+            raise OutOfTimeError(state)
 
 
 @dataclass(frozen=True)

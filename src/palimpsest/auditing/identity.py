@@ -36,8 +36,9 @@ def claim(folder: RunFolder, examined: Subject, network: str | Factory, options:
         folder.write_config({"audit": mine | {"network": {"code": code, "outputs": outputs}}})
     other: Any = folder.config.get("audit")
     if difference := _difference(other, mine, outputs):
-        advice = "choose another folder, or repeat its command"
-        raise RunFolderError(f"{folder.path} holds another run ({difference}); {advice}")
+        raise RunFolderError(
+            f"{folder.path} holds another run ({difference}); choose another folder, or repeat its command"
+        )
     if other["network"]["code"] != code:
         note("the code of the network changed, but it gives the same outputs")
 

@@ -68,8 +68,7 @@ class Budget:
 
 def untimed_plan(found: Preflight, options: Options) -> Plan:
     """The plan as far as it does not depend on time."""
-    samples = options.samples or found.samples
-    likely, candidates = samples or found.bound, options.candidates or USUAL_CANDIDATES
+    likely, candidates = options.samples or found.bound, options.candidates or USUAL_CANDIDATES
     if likely and not options.candidates:
         candidates = min(max(2 * likely, FEWEST_CANDIDATES), MOST_CANDIDATES)
     return Plan(
@@ -79,7 +78,7 @@ def untimed_plan(found: Preflight, options: Options) -> Plan:
         steps=ENOUGH_STEPS,
         restarts=USUAL_RESTARTS,
         total_variation=0.1 if options.total_variation is None else options.total_variation,
-        control_images=min(samples or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
+        control_images=min(options.samples or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,
     )

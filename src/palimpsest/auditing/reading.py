@@ -20,6 +20,7 @@ from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
 from palimpsest.solver.priors import Box, TotalVariation
 from palimpsest.solver.reconstruction import reconstruct
+from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
@@ -40,12 +41,12 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
         try:
             if role != "positive" or trainable:
                 run = _read_once(case, plan, role, number)
-        except OutOfTimeError:
+        except OutOfTimeError as stopped:
             if finished:
                 note(f"out of time in {role} {number + 1}")
             finished = False
             if role == "subject" and len(runs[role]) < CONTROL_RUNS:
-                run = _unfinished_run(case, plan)
+                run = _unfinished_run(case, plan, *stopped.args)
         except UNTRAINABLE as error:
             if role != "positive":
                 raise
@@ -90,10 +91,8 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     return run
 
 
-def _unfinished_run(case: Case, plan: Plan) -> Run | None:
+def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
     """The reconstruction of the subject that the clock stopped, as far as it came."""
-    if (state := case.clock.stopped_at) is None:
-        return None
     return Run.of(*candidates(_problem(case, plan, "subject"), state.x, state.multipliers, state.labels))
 
 

@@ -13,7 +13,8 @@ from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Everywhere
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
+from palimpsest.solver.settings import Settings
 from palimpsest.training import train
 
 MEASURED_SECONDS = 1.5  # of a reconstruction

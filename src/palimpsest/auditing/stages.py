@@ -47,4 +47,4 @@ def _checked(path: Path) -> Iterator[None]:
     except PalimpsestError:
         raise
     except (ValueError, KeyError, TypeError) as error:
-        raise RunFolderError(f"{path} does not hold the result of an audit's stage; {MAKE_AGAIN}") from error
+        raise RunFolderError(f"{path} is damaged ({error}); {MAKE_AGAIN}") from error

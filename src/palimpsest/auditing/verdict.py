@@ -229,7 +229,8 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
             doubt = f"there are only {e.samples} training images, so the estimates do not hold here"
         yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {LONGER}"
     elif e.surplus >= 1:
-        yield f"about {e.surplus:.0f} candidates beyond chance are expected to be real, but none is likely", LONGER
+        count = "one candidate" if round(e.surplus) == 1 else f"{e.surplus:.0f} candidates"
+        yield f"about {count} beyond chance can be expected to be real, but none is likely", LONGER
 
 
 def _doubts(e: Evidence) -> Reasons:
@@ -249,12 +250,12 @@ def _doubts(e: Evidence) -> Reasons:
 
 
 def _nothing(e: Evidence) -> str:
-    return f"nothing was read beyond chance ({_recovered(e.comparison)})" if e.compared else "nothing was read"
+    return f"{_recovered(e.comparison)}, no more than by chance" if e.compared else "nothing was read"
 
 
 def _recovered(comparison: Verdict | None) -> str:
     assert comparison is not None
-    return f"{comparison.recovered} of {comparison.total} training images recovered, p = {comparison.p_value:.2g}"
+    return f"{comparison.recovered} of {comparison.total} training images recovered (p = {comparison.p_value:.2g})"
 
 
 def _candidates(e: Evidence, p: Tensor) -> str:

@@ -18,7 +18,8 @@ from palimpsest.objectives import Objective
 from palimpsest.objectives.smoothing import Smoothed
 from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
 from palimpsest.solver import memory
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
+from palimpsest.solver.settings import Settings
 
 β = 20.0
 ENDLESS = 10**9  # steps: enough for the automatic mode of long runs, and for a run without records

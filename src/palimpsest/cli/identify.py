@@ -35,13 +35,11 @@ class Identify:
     """
 
     weights: Path
-    """Safetensors file with W (m, d), a (m,) and optionally b (m,). They must be a stationary point unless you give a
-    gradient or initial weights."""
+    """Safetensors file with W (m, d), a (m,) and optionally b (m,): a stationary point, if nothing else is given."""
     gradient: Path | None = None
     """Safetensors file with a batch gradient at these weights, under the same names."""
     initial: Path | None = None
-    """Safetensors file with the weights before training. Training must have changed the head alone, or all weights only
-    slightly (lazy training)."""
+    """Safetensors file with the weights before training that changed the head alone, or all weights only slightly."""
     activation: tuple[float, ...] = (3,)
     """Degree α of σ(t) = t^α, or the coefficients c_0, c_1, …, c_α of σ(t) = Σ_q c_q t^q."""
     norm: float | None = None

@@ -21,7 +21,7 @@ from palimpsest.cli.reconstruct import Reconstruct
 from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
 from palimpsest.cli.train import Train
-from palimpsest.errors import DivergenceError, PalimpsestError, TrainingDivergedError
+from palimpsest.errors import DivergenceError, PalimpsestError
 from palimpsest.execution.resources import out_of_memory
 from palimpsest.runs import journal
 from palimpsest.runs.journal import printable
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
         with journal.on_stderr():
-            return command.run() or 0
-    except (DivergenceError, TrainingDivergedError, CommandFailedError) as error:
+            command.run()
+    except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
         return _complain(str(error), status=2)
@@ -61,6 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
+    return 0
 
 
 def _complain(sentence: str, *, status: int) -> int:

@@ -11,7 +11,7 @@ import tyro
 from palimpsest.cli.shared import Device, resumable, torch_device
 from palimpsest.execution import Execution, Mode
 from palimpsest.runs import reconstruct as job
-from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.folder import VARIANTS, RunFolder
 from palimpsest.runs.journal import printable
 from palimpsest.solver.callbacks import Callback, TensorBoard
 
@@ -47,7 +47,7 @@ class Reconstruct:
                 folder,
                 self.options,
                 device=torch_device(self.device),
-                variants=("without", "with") if self.splitting == "both" else (self.splitting,),
+                variants=tuple(VARIANTS) if self.splitting == "both" else (self.splitting,),
                 callbacks=self._callbacks,
                 execution=Execution(mode=self.mode),
                 again=self.again,

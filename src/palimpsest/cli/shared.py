@@ -1,4 +1,4 @@
-"""What several commands have in common."""
+"""Helpers that several commands share."""
 
 from __future__ import annotations
 

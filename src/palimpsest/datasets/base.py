@@ -1,4 +1,4 @@
-"""What a dataset is, and how training and held-out images are drawn from it."""
+"""Datasets, and how training and held-out images are drawn from them."""
 
 from __future__ import annotations
 

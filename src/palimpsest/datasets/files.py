@@ -128,6 +128,5 @@ def _download(name: str, md5: str, mirrors: Sequence[str]) -> Path:
             return Path(pooch.retrieve(mirror + name, known_hash=f"md5:{md5}", fname=name, path=cache))
         except (OSError, ValueError) as error:  # an OSError without connection, a ValueError for another checksum
             reason = error
-    raise DataError(
-        f"the download of {name} failed ({type(reason).__name__}); try again, or put the file into a data folder"
-    ) from reason
+    why = "its checksum is wrong" if isinstance(reason, ValueError) else f"no mirror sent it: {type(reason).__name__}"
+    raise DataError(f"cannot download {name} ({why}); try again, or put the file into a data folder") from reason

@@ -1,8 +1,11 @@
 """Checks an archive of `torch.save` before it is loaded.
 
-`torch.load(weights_only=True)` does not run code from the file. A hostile file can still make it allocate without bound
-(compressed members, constructors with huge arguments) or compute for ever (a key that is a deeply nested tuple). So the
-archive must have the plain form that `torch.save` writes, and its pickle may use only a few harmless names.
+`torch.load(weights_only=True)` does not run code from the file, but a hostile file can still harm it:
+
+- compressed members, and constructors with huge arguments, allocate memory without bound;
+- a key that is a deeply nested tuple takes for ever to compute.
+
+So the archive must have the plain form that `torch.save` writes. Its pickle may use only a few harmless names.
 """
 
 from __future__ import annotations

@@ -44,19 +44,13 @@ def built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     return _record(kind, values, "")
 
 
-def check_options(options: Any) -> None:
-    """Check a command's options, which tyro or Python code filled in, and call them by their names there."""
+def check_options(options: Kind) -> Kind:
+    """A command's options in the types of their hints. An error names an option as the command line does."""
     kind: Any = type(options)
-    for name, hint in _hints(kind).items():
-        try:
-            _value(hint, getattr(options, name), f"--{name.replace('_', '-')}")
-        except FieldError as error:
-            raise InvalidInputError(str(error)) from error
-
-
-def names(kind: type) -> tuple[str, ...]:
-    """The fields of a dataclass that values may describe."""
-    return tuple(_hints(kind))
+    try:
+        return kind(**{n: _value(h, getattr(options, n), f"--{n.replace('_', '-')}") for n, h in _hints(kind).items()})
+    except FieldError as error:
+        raise InvalidInputError(str(error)) from error
 
 
 @lru_cache
@@ -74,7 +68,7 @@ def _required(kind: Any) -> frozenset[str]:
 def _record(kind: Any, values: Any, path: str) -> Any:
     """A dataclass, or a dictionary of a known form."""
     if not isinstance(values, Mapping):
-        raise FieldError(f"{path or 'the content'} is {reprlib.repr(values)}; give a table")
+        raise FieldError(f"{path or 'the content'} is {reprlib.repr(values)}; give {_words(kind)}")
     hints, inside = _hints(kind), f"{path}." if path else ""
     for name in values:
         if name not in hints:
@@ -103,12 +97,13 @@ def _value(hint: Any, value: Any, path: str) -> Any:
             with suppress(FieldError):
                 return _value(kind, value, path)
     elif origin in (list, tuple) and isinstance(value, list | tuple) and len(value) == _length(hint, len(value)):
-        return origin(_value(inner[0], each, f"{path}[{i}]") for i, each in enumerate(value))
+        places = [path if path.startswith("--") else f"{path}[{i}]" for i in range(len(value))]
+        return origin(_value(inner[0], each, place) for each, place in zip(value, places, strict=True))
     elif origin is dict and isinstance(value, Mapping):
         keys = [_value(inner[0], key, f"a name in {path}") for key in value]
         return {key: _value(inner[1], value[key], f"{path}.{key[:LONGEST_NAME]}") for key in keys}
     elif _fits(hint, value):
-        return hint(value) if isinstance(hint, type) and issubclass(hint, Path | Enum) else value
+        return hint(value) if hint is Path else hint[value] if _is_choice(hint) else value
     raise FieldError(f"{path} is {reprlib.repr(value)}; give {_words(hint)}")
 
 
@@ -129,18 +124,25 @@ def _fits(hint: Any, value: Any) -> bool:
         return not isinstance(value, bool) and (0 if hint is int else -(1 << 53)) <= value < 1 << 53
     if hint is float:
         return isinstance(value, float) and abs(value) < LARGEST
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        return any(value == choice.value for choice in hint)
+    if _is_choice(hint):
+        return isinstance(value, str) and value in hint.__members__
     return hint is Any or (origin is None and isinstance(value, str | Path if hint is Path else hint))
+
+
+def _is_choice(hint: Any) -> bool:
+    return isinstance(hint, type) and issubclass(hint, Enum)
 
 
 def _words(hint: Any) -> str:
     """A type hint in words."""
     origin, inner = get_origin(hint), get_args(hint)
+    if is_dataclass(hint) or is_typeddict(hint):
+        return f"a table of {', '.join(_hints(hint))}"
     if origin is Annotated:
         return f"{WORDS[inner[0]]} {' '.join(str(limit) for limit in inner[1:] if isinstance(limit, Range))}"
-    if origin is Literal or (isinstance(hint, type) and issubclass(hint, Enum)):
-        return " or ".join(str(choice) for choice in inner or hint)
+    if origin is Literal or _is_choice(hint):
+        *others, last = map(str, inner or hint.__members__)
+        return f"{', '.join(others)} or {last}" if others else last
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_words(kind) for kind in inner if kind is not NoneType))
     if origin in (list, tuple):

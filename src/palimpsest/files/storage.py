@@ -15,6 +15,7 @@ import stat
 import tempfile
 from collections import Counter
 from collections.abc import Mapping
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from palimpsest.errors import CheckpointError, PalimpsestError, RunFolderError, StorageError
 
-FORMAT = 3  # of files that are read again; another number is another version, and is refused
+FORMAT = 4  # of files that are read again; another number is another version, and is refused
 DEEPEST = 20  # levels of nesting in a JSON file; ours have about five
 LARGEST_JSON = 1 << 26  # bytes; scores of a hundred thousand images
 MAKE_AGAIN = "delete it and run the same command again"
@@ -145,9 +146,16 @@ def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, own
     apart = {  # safetensors refuses tensors that share memory, as layers with tied weights do
         name: t.clone() if owners[t.untyped_storage().data_ptr()] > 1 else t for name, t in contiguous.items()
     }
-    text = json.dumps({"format": FORMAT, **description})
+    text = json.dumps({"format": FORMAT, **description}, default=_plain)
     checked = {"palimpsest": text, "owner": owner, "sha256": _tensor_digest(apart, text, owner)}
     return safetensors.torch.save(apart, metadata=checked)
+
+
+def _plain(value: object) -> str:
+    """The name of a choice, because its value may be prose."""
+    if isinstance(value, Enum):
+        return value.name
+    raise TypeError(f"a file cannot hold a {type(value).__name__}")
 
 
 def save_tensors(

@@ -1,4 +1,4 @@
-"""What a result was made with."""
+"""The versions that a result was made with."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from palimpsest import __version__
 
 
 def versions() -> dict[str, str]:
-    """What a run was made with."""
+    """The versions of Python, Palimpsest and its main dependencies, by name."""
     names = ("torch", "numpy", "scipy", "scikit-image")
     ours = {"python": platform.python_version(), "palimpsest": __version__}  # which need not be installed
     return ours | {name: metadata.version(name) for name in names}

@@ -58,7 +58,7 @@ def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
 
 
 def find(source: Path | str | Mapping, key: str | None = None) -> Found:
-    """What :func:`load` returns, with its source; of a mapping too, such as a checkpoint that was loaded already."""
+    """The result of :func:`load`, with its source. A mapping also works, such as a loaded checkpoint."""
     name = "the mapping" if isinstance(source, Mapping) else str(source)
     content = source if isinstance(source, Mapping) else _content(Path(source))
     entry, tensors = _state_dict(name, content, key)
@@ -248,7 +248,7 @@ def _state_dicts(content: Mapping) -> dict[str, Mapping[str, Tensor]]:
 
 
 def _under(content: object, key: str) -> object:
-    """What lies under a dotted path: an entry, an entry of an entry, or the names that begin with it."""
+    """The content at a dotted path: an entry, an entry of an entry, or the names that begin with it."""
     if not isinstance(content, Mapping):
         return None
     if key in content:

@@ -200,7 +200,7 @@ def no_more_active_than(number: int) -> str:
 
 
 def open_questions(problem: Problem, compared: Margins | None = None) -> tuple[str, ...]:
-    """What evaluations of f never tell about an active sample."""
+    """The facts about an active sample that evaluations of f never tell."""
     open_ = []
     if not problem.bias:
         open_.append("the sign of each sample" + (" (and so its label)" if problem.degree % 2 else ""))

@@ -27,7 +27,7 @@ SYMMETRIC_LIMIT = 1600
 
 @dataclass(frozen=True)
 class Interpolant:
-    """What the evaluations say about T, whether or not they determine it.
+    """The facts that the evaluations give about T, even if they do not determine it.
 
     Attributes:
         tensor: T, full; empty if the evaluations do not determine it.

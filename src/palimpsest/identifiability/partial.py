@@ -1,4 +1,4 @@
-"""What is still determined if the whole dataset is not.
+"""Parts of the dataset that are determined even if the whole is not.
 
 - The rows of the values always lie in the span of the active samples, so their directions are directions of that span.
 - T may be known without being a sum of r independent terms, for r the dimension of its span. A term can then split off

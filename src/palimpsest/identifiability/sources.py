@@ -1,4 +1,4 @@
-"""Where evaluations of f(w) = Σ_i b_i (x_i·w)^{α−1} x_i come from.
+"""Sources of evaluations of f(w) = Σ_i b_i (x_i·w)^{α−1} x_i.
 
 Every function returns ``points`` (m, d) and ``values``: f(w_j), (m, d), or the scalars p(w_j) = w_j·f(w_j) =
 Σ_i b_i (x_i·w_j)^α, (m,). A network with biases counts as one on inputs (x, 1): the points are (W_j, b_j), and

@@ -1,4 +1,4 @@
-"""What is minimised: L = Σ_p w_p ‖T_p − Σ_i λ_i ∇_p φ(θ*, x_i)‖², its derivatives, and the engines."""
+"""The objective L = Σ_p w_p ‖T_p − Σ_i λ_i ∇_p φ(θ*, x_i)‖², its derivatives, and the engines."""
 
 from palimpsest.objectives.base import Objective
 

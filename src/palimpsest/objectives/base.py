@@ -147,10 +147,10 @@ class Objective(ABC):
 
         The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g).
         """
-        chunks = self.chunks(x, multipliers, labels)
+        chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(bound.layers, *chunks[0])
-            r = self._minus(v)
+            r = self._minus(v, out=None if bound.layers is None else v)  # dense layers do not need v any more
             λ_grad_g, g = adjoint(self._weigh(r))
         else:
             r = self._minus(self.explained(bound.layers, x, multipliers, labels))
@@ -251,8 +251,9 @@ class Objective(ABC):
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
 
-    def _minus(self, v: Parameters) -> Parameters:
-        return {name: t - v[name] for name, t in self.target.items()}
+    def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
+        """T − v. In the memory of `out`, it saves a pass over memory."""
+        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
         return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}

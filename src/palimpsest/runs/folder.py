@@ -41,8 +41,8 @@ from palimpsest.files.schema import Range, built
 from palimpsest.files.versions import versions
 from palimpsest.runs import journal
 from palimpsest.solver.callbacks import Callback
-from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage
-from palimpsest.solver.reconstruction import Reconstruction
+from palimpsest.solver.checks import check_candidates, check_lineage
+from palimpsest.solver.reconstruction import Reconstruction, SavedReconstruction
 from palimpsest.solver.state import State
 
 VARIANTS = {"without": "without splitting", "with": "with splitting"}
@@ -52,19 +52,16 @@ TRAIN_AGAIN = "train again with --again, or into a new folder"
 
 
 @dataclass(frozen=True)
-class VariantRecord:
-    """What is kept of a finished reconstruction beside its tensors."""
+class VariantRecord(SavedReconstruction):
+    """The description of a finished reconstruction in a run folder, beside its tensors."""
 
-    history: list[StepRecord | SplitRecord]
     settings: dict[str, Any]
-    loss: float
-    outcome: str
     seconds: Annotated[float, Range(least=0)]
 
 
 @dataclass(frozen=True)
 class SnapshotRecord:
-    """What is kept of a snapshot beside its tensors."""
+    """The description of a snapshot, beside its tensors."""
 
     step: int
 
@@ -281,7 +278,7 @@ def _is_leftover(path: Path) -> bool:
 def variant(rec: Reconstruction, settings: Mapping[str, Any], seconds: float) -> dict[str, Any]:
     """The parts of a finished reconstruction that a folder keeps."""
     tensors = ("images", "multipliers", "ids", "lineage") + (() if rec.labels is None else ("labels",))
-    record = VariantRecord(rec.history, dict(settings), rec.loss, str(rec.outcome), seconds)  # type: ignore[arg-type]
+    record = VariantRecord(rec.history, rec.outcome, rec.loss, dict(settings), seconds)  # type: ignore[arg-type]
     return vars(record) | {name: getattr(rec, name) for name in tensors}
 
 

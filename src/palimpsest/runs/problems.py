@@ -41,15 +41,15 @@ def problem(
         whitening: how strongly NTK balances the directions of the span. None chooses 0.5.
     """
     if initial is None and (method == "ntk" or within == "span"):
-        raise InvalidInputError("the NTK method and the span need the weights before training; give them")
+        raise InvalidInputError("the NTK method and --within span need the weights before training; give --initial")
     found = subspace = None
     if initial is not None and (within == "span" or (method == "ntk" and first_dense_layer(model))):
         found = span(model, initial)
         if found.subspace is None and within == "span":
-            raise InvalidInputError(f"{found.reason}; search everywhere")
+            raise InvalidInputError(f"{found.reason}; leave out --within span")
         subspace = None if within == "everywhere" else found.subspace
     if whitening and (method != "ntk" or subspace is None):
-        raise InvalidInputError("whitening works only for the NTK method within the span; leave it out")
+        raise InvalidInputError("--whitening works only for the NTK method within the span; leave it out")
     if method == "ntk":
         assert initial is not None
         start = initial if found is None else found.shrunk(initial)

@@ -53,6 +53,8 @@ class ReconstructOptions:
 
     def problem(self, model: nn.Module, initial: Mapping[str, Tensor], loss: str) -> tuple[Objective, Subspace | None]:
         """The objective that fits the training loss, and the subspace to search in, if not everywhere."""
+        if not self.at:
+            raise InvalidInputError("--at does not have a value; give one or more numbers from 0 to 1")
         method = METHODS[loss]
         if self.method not in (None, method):
             raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {method}")
@@ -83,9 +85,9 @@ def reconstruct(
 
     Variants with other settings are replaced only with ``again``, and only when the replacement is there.
     """
-    check_options(options)
+    options = check_options(options)
     run = TrainedRun.read(folder)
-    model, initial = run.networks(folder)
+    model, initial = run.model_and_start(folder)
     image_shape = model.image_shape
     most = math.ceil(options.candidates * (1 + options.share) ** options.rounds)
     estimates.check_reconstruction(

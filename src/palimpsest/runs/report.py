@@ -27,7 +27,7 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
     data = run.training.load()
     if fingerprint(data) != run.images:
         raise DataError("the images are not those that were trained on; restore the data, or train again")
-    variants = _finished_variants(folder)
+    variants = _comparable_variants(folder)
     note("scoring begins")
 
     def scored(images: Tensor) -> Score:
@@ -52,7 +52,7 @@ def report(folder: RunFolder, *, title: str | None = None) -> tuple[dict[str, Sc
     return scores, folder.write("report.html", render(content).encode())
 
 
-def _finished_variants(folder: RunFolder) -> dict[str, dict[str, Any]]:
+def _comparable_variants(folder: RunFolder) -> dict[str, dict[str, Any]]:
     """All variants, made with the same settings."""
     found = folder.variants()
     if folder.checkpoint.exists():

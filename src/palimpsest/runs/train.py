@@ -19,7 +19,7 @@ from torch import Tensor
 import palimpsest as pal
 from palimpsest.datasets import DataSet
 from palimpsest.errors import CheckpointError, InvalidInputError, RunFolderError
-from palimpsest.files.schema import Positive, Range, built, check_options, names
+from palimpsest.files.schema import Positive, Range, built, check_options
 from palimpsest.runs import estimates
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import Pulse, note
@@ -70,7 +70,7 @@ class TrainOptions:
         shape = self.shape(data)
         with torch.random.fork_rng(devices=[]):  # the caller's random numbers stay what they are
             torch.default_generator.manual_seed(self.seed)
-            return shape.network()
+            return shape.build()
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class NetworkShape:
     def widths(self) -> tuple[int, ...]:
         return (math.prod(self.image_shape), *self.hidden, self.outputs)
 
-    def network(self) -> pal.networks.MLP:
+    def build(self) -> pal.networks.MLP:
         return pal.networks.MLP(self.image_shape, hidden=self.hidden, outputs=self.outputs)
 
 
@@ -124,13 +124,13 @@ class TrainedRun:
         except ValueError as error:
             raise RunFolderError(f"{folder.path}/config.json is wrong ({error}); train into a new folder") from error
 
-    def networks(self, folder: RunFolder) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
+    def model_and_start(self, folder: RunFolder) -> tuple[pal.networks.MLP, dict[str, Tensor]]:
         """The trained network and its initial weights. The images are not needed for it."""
         trained, initial = folder.weights()
         try:
             if estimates.parameters(self.network.widths) != sum(t.numel() for t in trained.values()):
                 raise InvalidInputError("the number of weights differs")  # found before memory is taken for them
-            model = self.network.network()
+            model = self.network.build()
             for weights in (initial, trained):
                 pal.weights.fit_into(model, weights)
         except InvalidInputError as error:
@@ -150,7 +150,7 @@ def train(
 
     Another training in the folder, or a reconstruction from this one, is replaced only with ``again``.
     """
-    check_options(options)
+    options = check_options(options)
     if not again and (folder.holds_reconstruction() or (folder.holds_weights() and not is_trained(folder, options))):
         raise RunFolderError(f"{folder.path} holds a training already; train into another folder, or add --again")
     data = options.load()
@@ -169,9 +169,9 @@ def train(
         callback=_with_notes(callback, options.steps),
     )
     note(fit.summary, private=True)  # the command line prints it
-    facts = {name: getattr(fit, name) for name in names(TrainingFacts) if name != "seconds"}
-    facts["seconds"] = time.monotonic() - began
-    config: dict[str, Any] = {"training": asdict(options), "trained": facts, "network": asdict(shape)}
+    seconds = time.monotonic() - began
+    facts = TrainingFacts(fit.summary, fit.loss, fit.accuracy, fit.normalised_margin, fit.kkt_residual, seconds)
+    config: dict[str, Any] = {"training": asdict(options), "trained": asdict(facts), "network": asdict(shape)}
     folder.write_training(config | {"images": fingerprint(data)}, fit.model.state_dict(), fit.initial)
     folder.forget_reconstructions()
     return fit
@@ -191,8 +191,9 @@ def _with_notes(callback: RecordCallback | None, steps: int) -> RecordCallback:
 
 def is_trained(folder: RunFolder, options: TrainOptions) -> bool:
     """Whether the folder holds the result of exactly this training."""
+    asked = check_options(options)
     try:
-        return TrainedRun.read(folder).training == options and bool(folder.weights())
+        return TrainedRun.read(folder).training == asked and bool(folder.weights())
     except (RunFolderError, CheckpointError):
         return False
 

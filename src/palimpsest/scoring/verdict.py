@@ -1,17 +1,17 @@
 """Did the training images leak? A claim with a known rate of false alarms.
 
 Members are the training images. Held-out images are others of the same kind, scored in the same way. If the candidates
-do not depend on the training set, the two are exchangeable: every ranking of n members and m held-out images by score
-is equally likely. Two tests check this:
+do not depend on the training set, the two are exchangeable. Every ranking of n members and m held-out images by score
+is then equally likely. Two tests check this:
 
 - the Mann–Whitney test, which detects that members tend to score higher. It is exact up to `EXACT_LIMIT` pairs, and
   uses the normal approximation for more;
 - the count R of members that score above *every* held-out image, which detects that a few score far higher:
   P(R ≥ r) = Π_{i<r} (n − i)/(n + m − i), exactly.
 
-Leakage is claimed if either p-value is at most half of 1 − confidence, so a claim is false at most that often. If the
-strongest of several reconstructions of the same weights is reported, each p-value is multiplied by their number, the
-looks (Bonferroni).
+Leakage is claimed if either p-value is at most (1 − confidence)/2, so a false claim has at most the probability
+1 − confidence. The strongest of several reconstructions may be reported: each p-value is then multiplied by their
+number, the looks (Bonferroni).
 
 Images drawn in fixed numbers of each class are exchangeable only within a class. The two tests pool the classes. They
 hold approximately if members and held-out images have the same proportions of classes.

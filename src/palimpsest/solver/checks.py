@@ -21,6 +21,8 @@ class Range:
 
     >>> 0 in Range(above=0, most=1), str(Range(above=0, most=1))
     (False, 'above 0 and of at most 1')
+    >>> str(Range(least=0, most=1))
+    'from 0 to 1'
     """
 
     least: float = -math.inf
@@ -31,6 +33,8 @@ class Range:
         return self.least <= number <= self.most and number > self.above
 
     def __str__(self) -> str:
+        if math.isfinite(self.least) and math.isfinite(self.most):
+            return f"from {self.least:g} to {self.most:g}"
         limits = {"of at least": self.least, "above": self.above, "of at most": self.most}
         return " and ".join(f"{words} {limit:g}" for words, limit in limits.items() if math.isfinite(limit))
 

@@ -25,8 +25,6 @@ from palimpsest.solver.priors import Prior, Sum
 from palimpsest.solver.settings import Schedule, Scheduled, Settings
 from palimpsest.solver.state import Ending, State, moments_of
 
-__all__ = ["Settings", "Solver"]
-
 PIXEL = 0.2  # typical deviation of a pixel from its mean, for images in [0, 1]
 START = 0.1  # multipliers start small: candidates first turn towards the images, then grow
 PATIENCE = 10  # records over which a plateau is judged
@@ -182,7 +180,7 @@ class Solver:
 
     @property
     def _of_multipliers(self) -> tuple[float, float, bool]:
-        """What a multiplier's unit stands for, its rate relative to the images', and whether it may be negative."""
+        """The meaning of a multiplier's unit, its rate relative to the images', and whether it may be negative."""
         raw, rate = self.settings.units, self.settings.optimiser.learning_rate
         return (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
 

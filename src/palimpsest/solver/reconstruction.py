@@ -22,11 +22,12 @@ from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
 from palimpsest.scoring import metrics, score
 from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
 from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage, require
-from palimpsest.solver.loop import Settings, Solver
+from palimpsest.solver.loop import Solver
 from palimpsest.solver.merging import Merging
 from palimpsest.solver.optimisers import Adam, Optimiser
 from palimpsest.solver.priors import Box, Prior, TotalVariation
 from palimpsest.solver.raw import RawUnits, Sharpening
+from palimpsest.solver.settings import Settings
 from palimpsest.solver.splitting import Splitting
 from palimpsest.solver.state import Ending, State
 from palimpsest.solver.stationarity import Certificate, certify
@@ -43,7 +44,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class SavedReconstruction:
-    """What a saved reconstruction says beside its tensors."""
+    """The description of a saved reconstruction, beside its tensors."""
 
     history: list[StepRecord | SplitRecord]
     outcome: Ending

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
-from enum import StrEnum
+from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,18 +16,21 @@ from palimpsest.solver.checks import Range, SplitRecord, StepRecord, check_candi
 from palimpsest.solver.optimisers import Moments
 
 
-class Ending(StrEnum):
-    """Why a run ended."""
+class Ending(Enum):
+    """Why a run ended. Files hold the name, so that the sentence can be edited."""
 
     FINISHED = "all steps were done"
     CONVERGED = "the gradient fell below the tolerance"
     PLATEAU = "the objective stopped falling"
     STABLE = "descent ended at a point where no split lowers the objective"
 
+    def __str__(self) -> str:
+        return self.value
+
 
 @dataclass(frozen=True)
 class SavedState:
-    """What a saved state says beside its tensors."""
+    """The description of a saved state, beside its tensors."""
 
     fingerprint: str  # of the problem and the settings
     outcome: Ending | None
@@ -75,7 +78,7 @@ class State:
         return replace(self, ids=self.ids[parents], moments=moments)
 
     def tensors(self) -> dict[str, Tensor]:
-        """What a gradient step reads and changes, by name."""
+        """The tensors that a gradient step reads and changes, by name."""
         tensors = {"x": self.x, "multipliers": self.multipliers}
         tensors |= {f"moments/{of}/{name}": t for of, m in self.moments.items() for name, t in m.items()}
         return tensors if self.labels is None else tensors | {"labels": self.labels}

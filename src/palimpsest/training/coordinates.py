@@ -31,9 +31,8 @@ class Coordinates:
         self.named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         if not self.named:
             raise NoGradientError("the network does not have a parameter to train; set requires_grad on some")
-        self.images = images.to(
-            next(iter(self.named.values())), copy=True
-        )  # tensors of torch.inference_mode() cannot be trained on
+        # A copy, because tensors of torch.inference_mode() cannot be trained on.
+        self.images = images.to(next(iter(self.named.values())), copy=True)
         if len(images) == 0:
             raise InvalidInputError("there are no images to train on; give at least one")
         if not torch.isfinite(self.images).all():
@@ -90,9 +89,8 @@ class SpanCoordinates(Coordinates):
 
     def in_full(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
         ΔA, n = θ[self._first].double() - self._A.double(), self._Q.shape[1]
-        W = (
-            self._start + ΔA[:, :n] @ self._Q.T + ΔA[:, n, None] * self._U
-        )  # directions that did not move stay exactly the same
+        # The change is added to W_1(0), so that directions that did not move stay exactly the same.
+        W = self._start + ΔA[:, :n] @ self._Q.T + ΔA[:, n, None] * self._U
         return dict(θ) | {self._first: W}
 
 
