@@ -99,7 +99,7 @@ def run(case: Case) -> dict:
             out=Path(folder) / "audit", truth=truth, samples=case.images, steps=case.steps, restarts=2, tangents=1,
             control_steps=2000, seed=case.number,
         )  # fmt: skip
-    alone = judge(Evidence(found.ranking, found.negative, found.positive, moved=found.preflight.moved != 0))
+    alone = judge(Evidence(found.ranking, found.negative, found.positive))
     return vars(case) | {
         "recovered": found.score.verdict.recovered if found.score else 0,
         "with images": found.verdict.outcome.value,

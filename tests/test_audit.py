@@ -10,17 +10,20 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import outsider
 import palimpsest as pal
 from killing import Moment, killed, prepared
-from palimpsest.auditing import agreement, controls, plan, ranking, verdict
+from palimpsest.auditing import agreement, controls, plan, ranking, speed, verdict
+from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.options import Options
+from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.preflight import preflight
-from palimpsest.auditing.result import OUT_OF_TIME
 from palimpsest.auditing.subject import factory, subject
+from palimpsest.auditing.verdict import OUT_OF_TIME
 from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError, PalimpsestError, TrainingDivergedError, UnsupportedNetworkError
 from palimpsest.runs.folder import RunFolder
@@ -203,6 +206,14 @@ def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_p
     assert tiny(out).report.read_bytes() == tiny(tmp_path / "fresh" / "audit").report.read_bytes()
 
 
+def test_an_unfinished_audit_is_not_called_complete_and_units_are_counted_in_all_layers(tmp_path):
+    found = tiny(tmp_path / "audit")
+    assert found.verdict.outcome is Outcome.UNDECIDED
+    page = render_audit(replace(found, finished=False), None, "audit")
+    assert "complete" not in page
+    assert page.index("units of all layers") < page.index("The first layer")
+
+
 def test_too_few_held_out_images_leave_the_verdict_to_the_estimates(digits, tmp_path):
     found = tiny(tmp_path / "audit", truth=replace(truth(digits), held_out=None))
     assert not found.compared
@@ -210,16 +221,47 @@ def test_too_few_held_out_images_leave_the_verdict_to_the_estimates(digits, tmp_
     assert "training images recovered" not in found.report.read_text()
 
 
-def test_weights_that_never_moved_are_told_in_the_report(tmp_path):
-    torch.manual_seed(0)
+def test_weights_that_never_moved_are_refused_before_the_folder_is_taken(tmp_path):
     weights = mlp().state_dict()
-    few = {"candidates": 4, "steps": 10, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
-    found = pal.audit(mlp, weights, initial=weights, image_shape=SHAPE, out=tmp_path / "audit", **few)
-    assert found.verdict.outcome is Outcome.NO_VERDICT
-    assert found.preflight.moved == 0
-    page = found.report.read_text()
-    for untrue in ("belong to this training", "units that never moved", "gradients hardly changed", "<td>none</td>"):
-        assert untrue not in page
+    for method in (None, "kkt"):
+        with pytest.raises(InvalidInputError, match="--initial"):
+            pal.audit(mlp, weights, initial=weights, image_shape=SHAPE, out=tmp_path / "audit", method=method)
+    assert not (tmp_path / "audit").exists()
+
+
+def test_a_terminal_shows_the_plan_the_classes_and_every_restart(digits, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    monkeypatch.chdir(tmp_path)
+    initial, final = trained(outsider.convolutional, digits)
+    torch.save(initial, "start.pt")
+    torch.save({"model": final, "ema": initial}, "final.pt")
+    for name, images in {"stripes": digits.train.images[:2], "circle": digits.train.images[2:]}.items():
+        Path("images", name).mkdir(parents=True)
+        for i, image in enumerate(images):
+            Image.fromarray((255 * image[0]).byte().numpy()).save(Path("images", name, f"{i}.png"))
+    words = ["--network", f"{TESTS / 'outsider.py'}:convolutional", "--weights", "final.pt", "--initial", "start.pt"]
+    words += ["--shape", "1,8,8", "--data", "images", "--mean", "0.5", "--no-controls"]
+    words += ["--steps", "5", "--restarts", "3", "--tangents", "1", "--control-steps", "1"]
+    assert main(["audit", "--out", "audit", *words]) == 0
+    told = capsys.readouterr().err
+    for each in ("plan: 3 restarts", "circle = 0, stripes = 1", "entry 'model'", "ema", "%"):
+        assert each in told
+    assert [told.count(f"{number} of 3") for number in (1, 2, 3)] == [1, 1, 1]
+    assert "circle = 0" in Path("audit", "log.txt").read_text()
+
+
+def test_the_speed_of_training_leaves_out_the_first_call(monkeypatch):
+    clock, calls = [0.0], []
+
+    def training(*_, steps, **__):
+        clock[0] += 0.1 * steps + (0 if calls else 100.0)
+        calls.append(steps)
+
+    monkeypatch.setattr(speed, "train", training)
+    monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
+    ours = fitted_mlp(steps=2)
+    case = Case(Path(), "", ours, Options(), None, torch.device("cpu"), Clock(0.0))
+    assert speed._training_rate(case, plan.untimed_plan(preflight(ours), Options())) == pytest.approx(10)
 
 
 def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, caplog):
@@ -291,8 +333,6 @@ def test_a_start_that_is_not_ones_own_is_noticed():
     assert preflight(stranger).method == "kkt"
     same = replace(ours, initial=ours.model.state_dict())
     assert preflight(same).why.startswith("the weights never moved")
-    assert "one of the two files" in preflight(same).warning
-    assert not preflight(ours).warning
 
 
 def test_an_untrained_first_layer_has_nothing_beyond_its_noise():
@@ -320,6 +360,14 @@ def test_plans_fit_into_the_time_there_is(seconds, rate):
     spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
     assert spent <= seconds or made.steps == plan.FEWEST_STEPS
     assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound", "candidates"), [(None, 5, 80), (None, 60, 120), (None, None, 80), (3, 5, 10)]
+)
+def test_a_bound_alone_does_not_lower_the_number_of_candidates(samples, bound, candidates):
+    found = replace(preflight(fitted_mlp(steps=20)), bound=bound)
+    assert plan.untimed_plan(found, Options(samples=samples)).candidates == candidates
 
 
 def test_options_replace_what_would_be_chosen():

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from palimpsest.auditing.ranking import Ranking
-from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, judge
 from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
@@ -72,8 +72,6 @@ CASES = {
     "likely candidates that match no given image": (replace(COMPARED, ranking=READ), UNDECIDED),
     "a few recovered images": (replace(COMPARED, comparison=comparison(5)), UNDECIDED),
     "more than five among many": (replace(COMPARED, comparison=comparison(6, n=400, held_out=40)), UNDECIDED),
-    "the weights never moved": (replace(BLIND, moved=False), NO_VERDICT),
-    "so even likely candidates say nothing": (replace(BLIND, moved=False, ranking=READ), NO_VERDICT),
     "a method that explains the control alone": (replace(BLIND, ranking=ranked(0.01, explained=0.2)), UNDECIDED),
     "images that the network gets wrong": (replace(COMPARED, accuracy=0.6, majority=0.5), NO_VERDICT),
     "no better than the commonest class": (replace(COMPARED, accuracy=0.9, majority=0.85), NO_VERDICT),
@@ -115,6 +113,19 @@ def test_advice_fits_the_method_and_the_control():
     assert "--initial" in judge(replace(far, method="kkt")).advice
     assert "--initial" not in judge(far).advice
     assert "--samples" in judge(replace(BLIND, positive=replace(CONTROL, samples=None))).advice
+    for ranking in (NOTHING, READ):
+        without = judge(replace(BLIND, ranking=ranking, positive=None, controls=False)).advice
+        assert "--no-controls" in without
+        assert "--minutes" not in without
+
+
+def test_out_of_time_comes_after_the_specific_advice():
+    stopped = replace(COMPARED, finished=False)
+    advice = judge(replace(stopped, floor=0.9, method="kkt")).advice
+    assert advice.index("--initial") < advice.index(OUT_OF_TIME)
+    for evidence in (replace(stopped, negative=None), replace(stopped, comparison=comparison(30))):
+        assert judge(evidence).advice == OUT_OF_TIME
+    assert judge(replace(stopped, positive=None, ranking=READ)).advice.count("--minutes") == 1
 
 
 def test_few_held_out_images_leave_the_verdict_to_the_estimates():

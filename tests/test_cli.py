@@ -16,9 +16,11 @@ from PIL import Image
 import palimpsest as pal
 from killing import COMMAND_LINE, NEVER, Moment, struck
 from palimpsest.cli.main import main
+from palimpsest.errors import InvalidInputError
 from palimpsest.files import storage
 from palimpsest.files.versions import versions
 from palimpsest.runs.folder import RunFolder
+from palimpsest.runs.reconstruct import ReconstructOptions
 
 SMALL = ["--per-class", "4", "--hidden", "30", "30", "--seed", "3"]
 QUICK = ["--candidates", "10", "--steps", "48", "--seed", "3"]
@@ -186,6 +188,17 @@ def test_weights_are_read_without_the_images_and_a_report_wants_the_same_ones(tm
 
 def test_methods_must_fit_the_loss(trained, capsys):
     assert "--method ntk" in complaint(capsys, "reconstruct", trained, "--method", "kkt", *QUICK)
+
+
+@pytest.mark.parametrize(("loss", "outputs"), [("squared", 1), ("logistic", 1), ("cross_entropy", 3)])
+def test_ntk_fits_every_loss(loss, outputs):
+    torch.manual_seed(0)
+    model = pal.networks.MLP((1, 4, 4), hidden=(6,), outputs=outputs)
+    initial = {name: t + 0.1 for name, t in model.state_dict().items()}
+    made, _ = ReconstructOptions(method="ntk").problem(model, initial, loss)
+    assert isinstance(made, pal.NTK)
+    with pytest.raises(InvalidInputError, match="--method"):
+        ReconstructOptions(method="kkt" if loss == "cross_entropy" else "multiclass").problem(model, initial, loss)
 
 
 def test_an_unfinished_reconstruction_is_not_reported_over(trained, capsys):

@@ -65,6 +65,7 @@ def test_the_only_or_the_usual_entry_is_read_and_named(tmp_path, content, entry)
     found = pal.weights.find(path)
     assert same(found.tensors, STATE)
     assert found.source == (str(path) if entry is None else f"{path}, entry {entry!r}")
+    assert found.others == ("ema" if "ema" in content else "")
 
 
 def test_a_key_chooses_among_several_sets_of_weights(tmp_path):

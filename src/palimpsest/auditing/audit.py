@@ -30,7 +30,7 @@ from palimpsest.auditing.identity import claim
 from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
-from palimpsest.auditing.preflight import Preflight, check_method, preflight
+from palimpsest.auditing.preflight import Preflight, check_method, check_start, preflight
 from palimpsest.auditing.ranking import rank
 from palimpsest.auditing.reading import objective, read_all
 from palimpsest.auditing.result import Audit
@@ -47,6 +47,7 @@ from palimpsest.scoring import score
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
+MOST_CLASSES = 20  # that the log names
 
 
 @refusing_unknown_keywords
@@ -97,7 +98,8 @@ def audit(
             ``"kkt-signed"`` weight decay.
         weight_decay: whether training used weight decay.
         samples: the number of training images, if known. The audit can often count them.
-        candidates: the number of candidates per restart. None is twice the number of training images.
+        candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
+            if that number is unknown.
         steps: the number of gradient steps per restart.
         restarts: the number of independent restarts, at least two.
         tangents: the number of tangent points of the NTK method. Two recover more, at twice the cost.
@@ -124,6 +126,7 @@ def audit(
     began, given = time.monotonic(), locals()
     options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
     examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
+    check_start(examined)
     check_method(examined, method)
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
@@ -150,9 +153,10 @@ def _stages(case: Case) -> Audit:
         floor=unexplained,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
-        moved=found.moved != 0,
         method=plan.method,
         samples=case.options.samples,
+        controls=case.options.controls,
+        finished=finished,
     )
     result = Audit(
         **vars(evidence),
@@ -160,7 +164,6 @@ def _stages(case: Case) -> Audit:
         preflight=found,
         plan=plan,
         score=scored,
-        finished=finished,
         report=case.folder / "report.html",
     )
     _save(case, result)
@@ -175,9 +178,10 @@ def _preflight(case: Case) -> Preflight:
 
     found = cached_json(case.folder / "preflight.json", case.owner, Preflight, compute)
     note(f"method {found.method}: {found.why}")
-    if found.warning:
-        note(f"warning: {found.warning}")
     if case.truth is not None:
+        if case.truth.classes:
+            named = [f"{name} = {number}" for number, name in enumerate(case.truth.classes)]
+            note(f"classes: {', '.join(named[:MOST_CLASSES])}{', …' if len(named) > MOST_CLASSES else ''}")
         note(f"the network classifies {case.truth.accuracy(case.subject.model):.0%} of the given images correctly")
     return found
 
@@ -193,9 +197,13 @@ def _plan(case: Case, found: Preflight) -> Plan:
 
 
 def _new_plan(case: Case, found: Preflight) -> Plan:
+    if case.options.samples is None:
+        note("the number of training images is unknown; give it by --samples if you know it")
     plan = untimed_plan(found, case.options)
-    budget = Budget(1.0, 1.0, 1.0) if case.options.complete else measured_budget(case, plan)  # any, if all is chosen
-    return timed_plan(plan, case.options, budget)
+    if case.options.complete:
+        return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
+    note("measuring the speed of this machine")
+    return timed_plan(plan, case.options, measured_budget(case, plan))
 
 
 def _floor(case: Case, plan: Plan) -> float | None:
@@ -203,6 +211,7 @@ def _floor(case: Case, plan: Plan) -> float | None:
         return None
 
     def compute() -> Floor:
+        note("testing the method on the given images")
         problem = objective(case.subject.model, case.subject.initial, plan).to(case.device)
         return Floor(floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device)))
 

@@ -26,7 +26,7 @@ class Options:
     samples: Positive | None = None
     """Number of training images, if known. The audit can often count them."""
     candidates: Positive | None = None
-    """Candidates per restart. If omitted: twice the number of training images."""
+    """Candidates per restart. If omitted: twice the number of training images, and at least 80 if it is unknown."""
     steps: Positive | None = None
     """Gradient steps per restart."""
     restarts: Restarts | None = None

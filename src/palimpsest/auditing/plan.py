@@ -68,9 +68,8 @@ class Budget:
 
 def untimed_plan(found: Preflight, options: Options) -> Plan:
     """The plan as far as it does not depend on time."""
-    likely, candidates = options.samples or found.bound, options.candidates or USUAL_CANDIDATES
-    if likely and not options.candidates:
-        candidates = min(max(2 * likely, FEWEST_CANDIDATES), MOST_CANDIDATES)
+    likely, fewest = (options.samples, FEWEST_CANDIDATES) if options.samples else (found.bound or 0, USUAL_CANDIDATES)
+    candidates = options.candidates or min(max(2 * likely, fewest), MOST_CANDIDATES)
     return Plan(
         method=found.method,
         at=NODES[1] if found.method == "ntk" else (),

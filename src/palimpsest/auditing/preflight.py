@@ -55,13 +55,12 @@ class Preflight:
         """The number of images that the equations could determine, by count alone."""
         return self.parameters // (self.pixels + 1)
 
-    @property
-    def warning(self) -> str:
-        """A likely mistake in the given files, or the empty string."""
-        never_moved = (
-            "the initial weights equal the trained ones: nothing was trained, or one of the two files is wrong"
-        )
-        return never_moved if self.moved == 0 else ""
+
+def check_start(subject: Subject) -> None:
+    """Refuse initial weights that equal the trained ones: training changed nothing, or one of the files is wrong."""
+    θ, θ_0 = parameters_of(subject.model), subject.initial
+    if θ and θ_0 is not None and all(torch.equal(t, θ_0[name].to(t)) for name, t in θ.items()):
+        raise InvalidInputError("the initial weights equal the trained ones; check the files --initial and --weights")
 
 
 def check_method(subject: Subject, method: Method | None) -> None:

@@ -68,7 +68,7 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     def compute() -> Contents:
         if role != "subject":  # a report shows something of the subject even without time
             case.clock.check()
-        note(f"reading: {role} {number + 1}")
+        note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else CONTROL_RUNS}")
         problem, shape = _problem(case, plan, role), case.subject.image_shape
         try:
             rec = reconstruct(

@@ -10,8 +10,6 @@ from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.verdict import AuditVerdict, Evidence
 from palimpsest.scoring import Score
 
-OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
-
 
 @dataclass(frozen=True, kw_only=True)
 class Audit(Evidence):
@@ -24,7 +22,6 @@ class Audit(Evidence):
         preflight: the facts that were known before anything was reconstructed.
         plan: every choice of this audit.
         score: the candidates scored against the training images, if these were given.
-        finished: whether there was time for everything that was planned.
         report: the path of the report.
     """
 
@@ -32,13 +29,12 @@ class Audit(Evidence):
     preflight: Preflight
     plan: Plan
     score: Score | None
-    finished: bool
     report: Path
 
     @property
     def advice(self) -> str:
         """How to get a better answer, or the empty string."""
-        return self.verdict.advice if self.finished else OUT_OF_TIME
+        return self.verdict.advice
 
     @property
     def summary(self) -> list[str]:

@@ -91,7 +91,8 @@ def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str 
     found = weights.find(source, key)
     weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
     converted = ", converted from half to single precision" if found.half else ""
-    return f"{what} are those of {found.source}{converted}"
+    others = f"; other entries with weights: {found.others}" if found.others else ""
+    return f"{what} are those of {found.source}{converted}{others}"
 
 
 # --- the author's code ---------------------------------------------------------------------------

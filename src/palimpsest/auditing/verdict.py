@@ -2,7 +2,7 @@
 
 Leakage       Training images can be read out of the weights.
 No evidence   Nothing was read, although the same effort reads a control that is as hard to read.
-Undecided     The audit is complete, and its findings support neither of the two.
+Undecided     The findings support neither of the two.
 No verdict    Something that a verdict needs is missing, or an assumption of the method does not hold.
 
 The first rule that applies gives the headline. A comparison with given training images that claims leakage comes first,
@@ -30,6 +30,8 @@ CROWD = 2.0  # likely candidates per training image, beyond which the estimates 
 SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes leakage
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
+OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
+WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class PositiveControl:
             return f"it holds {self.images} images, not {self.samples}", LONGER
         if self.way < AS_FAR:
             reason = f"it moved only {self.way:.2g} times as far from its start"
-            return reason, f"{LONGER} Or give more --control-steps."
+            return reason, "Audit again in a new folder with more --minutes or more --control-steps."
         return None
 
 
@@ -75,9 +77,10 @@ class Evidence:
         floor: the share of the target that the training images leave unexplained.
         accuracy: the share of the training images that the network classifies correctly.
         majority: the share of their commonest class.
-        moved: whether the trained weights differ from the initial ones.
         method: the method that read the weights.
         samples: the number of training images, as given or as counted.
+        controls: whether a positive control was asked for.
+        finished: whether there was time for everything that was planned.
     """
 
     ranking: Ranking
@@ -87,9 +90,10 @@ class Evidence:
     floor: float | None = None
     accuracy: float | None = None
     majority: float = 0.0
-    moved: bool = True
     method: str = "ntk"
     samples: int | None = None
+    controls: bool = True
+    finished: bool = True
 
     @property
     def compared(self) -> bool:
@@ -164,7 +168,7 @@ def judge(e: Evidence) -> AuditVerdict:
     return AuditVerdict(
         outcome=outcome,
         sentence=sentence,
-        advice=advice,
+        advice=advice if e.finished else _advice_to_continue(advice),
         likely=len(p),
         expected=float(p.sum()),
         bar=None if e.negative is None else e.bar,
@@ -198,8 +202,6 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, str, str]]:
 
 def _obstacles(e: Evidence) -> Reasons:
     """Something is missing, or an assumption does not hold."""
-    if not e.moved:
-        yield "the initial weights equal the trained ones", "Check the two files."
     if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2:  # half-way from a constant answer to a perfect one
         reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
         yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
@@ -211,7 +213,7 @@ def _obstacles(e: Evidence) -> Reasons:
         yield f"the method does not describe this training. {unexplained}", advice
     if e.negative is None:
         reason = "the audit did not finish two restarts and a negative control"
-        yield reason, "Run the same command again with more --minutes."
+        yield reason, LONGER
 
 
 def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
@@ -222,12 +224,14 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
         if len(p):
             yield f"{_candidates(e, p)}, but no given training image is matched better than by chance", LONGER
     elif len(p):
-        doubt = "no positive control was read" if e.readable is None else "the same effort does not read the control"
+        doubt, advice = "the same effort does not read the control", LONGER
+        if e.readable is None:
+            doubt, advice = "no positive control was read", _remedy(e)
         if not e.certain(e.ranking):
-            doubt = f"no estimate reaches {CERTAIN:.0%}"
+            doubt, advice = f"no estimate reaches {CERTAIN:.0%}", LONGER
         if crowded:
-            doubt = f"there are only {e.samples} training images, so the estimates do not hold here"
-        yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {LONGER}"
+            doubt, advice = f"there are only {e.samples} training images, so the estimates do not hold here", LONGER
+        yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
     elif e.surplus >= 1:
         count = "one candidate" if round(e.surplus) == 1 else f"{e.surplus:.0f} candidates"
         yield f"about {count} beyond chance can be expected to be real, but none is likely", LONGER
@@ -236,7 +240,7 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
 def _doubts(e: Evidence) -> Reasons:
     """Nothing was found, and nothing shows that it would have been."""
     if e.positive is None or e.readable is None:
-        yield f"{_nothing(e)}, and no positive control was read", LONGER
+        yield f"{_nothing(e)}, and no positive control was read", _remedy(e)
         return
     if not e.readable:
         yield f"{_nothing(e)}, but the same effort does not read the positive control either", LONGER
@@ -247,6 +251,16 @@ def _doubts(e: Evidence) -> Reasons:
     if e.floor is None and ours > DESCRIBED >= control:
         reason = f"{ours:.0%} of the target stays unexplained, and {control:.0%} in the positive control"
         yield f"{_nothing(e)}, but {reason}", "Give the training images by --data, to test the method."
+
+
+def _remedy(e: Evidence) -> str:
+    """How to get a positive control."""
+    return LONGER if e.controls else WITH_CONTROLS
+
+
+def _advice_to_continue(advice: str) -> str:
+    """The specific advice first. Continuing this audit replaces a longer one in a new folder."""
+    return f"{advice.replace(LONGER, '').strip()} {OUT_OF_TIME}".strip()
 
 
 def _nothing(e: Evidence) -> str:

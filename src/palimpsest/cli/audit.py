@@ -31,17 +31,17 @@ class AuditCommand:
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
-    """The trained weights: a .safetensors file, or a state dict saved by torch."""
+    """The trained weights: a .safetensors file, or a state dict or a checkpoint saved by torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     initial: Path | None = None
     """The weights before training, if known. They allow far better reconstructions."""
     key: str | None = None
-    """Entry of --weights that holds the weights, such as ema.state_dict. Needed if there are several."""
+    """Entry of --weights to read, such as ema. If omitted: state_dict, model_state_dict, model, or the only one."""
     initial_key: str | None = None
-    """Entry of --initial that holds the weights."""
+    """The same for --initial."""
     data: str | None = None
-    """Training images, if available: a folder with a sub-folder per class, or an .npz file. Only scores use them."""
+    """Training images, for scores: a folder with a sub-folder per class, in alphabetical order, or an .npz file."""
     held_out: str | None = None
     """Images of the same kind that were not used for training. They calibrate the scores."""
     mean: str = "0"

@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.on_stderr():
+        with journal.on_stderr(terminal=isinstance(command, AuditCommand)):
             command.run()
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)

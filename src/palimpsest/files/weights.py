@@ -32,6 +32,8 @@ class Found:
     tensors: dict[str, Tensor]
     source: str
     """The file and, inside a checkpoint, the entry."""
+    others: str
+    """Other entries of the checkpoint that hold weights, or the empty string."""
     half: bool
     """Whether some numbers were stored with less than single precision."""
 
@@ -62,6 +64,7 @@ def find(source: Path | str | Mapping, key: str | None = None) -> Found:
     name = "the mapping" if isinstance(source, Mapping) else str(source)
     content = source if isinstance(source, Mapping) else _content(Path(source))
     entry, tensors = _state_dict(name, content, key)
+    others = [] if not isinstance(content, Mapping) or not entry else [n for n in _state_dicts(content) if n != entry]
     if not tensors:
         raise WeightsError(f"{name} does not hold a tensor; save model.state_dict()")
     if not isinstance(source, Mapping):
@@ -71,6 +74,7 @@ def find(source: Path | str | Mapping, key: str | None = None) -> Found:
     return Found(
         {each: _plain(t) for each, t in _unwrapped(tensors).items()},
         f"{name}, entry {entry!r}" if entry else name,
+        _some(others),
         any(_is_short(t) for t in tensors.values()),
     )
 

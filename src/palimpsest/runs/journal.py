@@ -1,4 +1,4 @@
-"""The events of a run, one line each: in the run folder's log.txt, and on standard error if that is not a terminal.
+"""The events of a run, one line each: in the run folder's log.txt, and on standard error if no bar replaces them.
 
 Events go through Python's logging under the name ``palimpsest``. Without a handler the library is silent.
 """
@@ -42,9 +42,9 @@ def in_file(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def on_stderr() -> Iterator[None]:
-    """Show progress on standard error if that is not a terminal, so that no bar can be drawn."""
-    if sys.stderr.isatty():
+def on_stderr(*, terminal: bool = False) -> Iterator[None]:
+    """Show events on standard error. Terminals show bars instead, unless ``terminal`` asks for the events too."""
+    if sys.stderr.isatty() and not terminal:
         yield
         return
     handler = logging.StreamHandler()

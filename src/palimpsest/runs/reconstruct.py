@@ -33,7 +33,7 @@ class ReconstructOptions:
     """How to reconstruct images from the weights."""
 
     method: Literal["ntk", "kkt", "multiclass"] | None = None
-    """ntk for squared loss, kkt for logistic, multiclass for cross-entropy. If omitted: the one that fits the loss."""
+    """ntk for any loss, kkt for logistic, multiclass for cross-entropy. If omitted: the last that fits the loss."""
     at: tuple[Share, ...] = (0.15, 0.85)
     """Tangent points of the NTK method, between the initial (0) and the final weights (1)."""
     candidates: Positive = 80
@@ -55,9 +55,10 @@ class ReconstructOptions:
         """The objective that fits the training loss, and the subspace to search in, if not everywhere."""
         if not self.at:
             raise InvalidInputError("--at does not have a value; give one or more numbers from 0 to 1")
-        method = METHODS[loss]
-        if self.method not in (None, method):
-            raise InvalidInputError(f"{self.method} does not fit {loss} loss; use --method {method}")
+        fitting = METHODS[loss]
+        method = self.method or fitting
+        if method not in ("ntk", fitting):
+            raise InvalidInputError(f"{method} does not fit {loss} loss; use --method {fitting}")
         return problem(method, model, initial, at=self.at, within=self.within, whitening=self.whitening)
 
     @property
