@@ -7,12 +7,11 @@ import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import processes
 import tables
 import torch
 from provenance import made_by
@@ -140,17 +139,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [part for part in parts if not part.file.exists()]
     for part in parts:
         training.pretrain(part.row, options.scratch, reading.device())
-    if options.workers <= 1:
-        for part in parts:
-            print(part.run(), flush=True)
-        return 0
-    failed = 0
-    with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        running = {pool.submit(part.run): part for part in parts}
-        for done in as_completed(running):
-            if error := done.exception():
-                print(f"{running[done].row.name} seed {running[done].seed} failed: {error!r}", flush=True)
-                failed = 1
-            else:
-                print(done.result(), flush=True)
-    return failed
+    return processes.run_all({f"{part.row.name} seed {part.seed}": part.run for part in parts}, options.workers)

@@ -83,7 +83,7 @@ def before(row: Row, seed: int, folder: Path) -> nn.Module:
     torch.manual_seed(seed)
     model = fresh(row)
     if (name := pretrained_name(row)) is not None:
-        model.load_state_dict(torch.load(folder / name))
+        model.load_state_dict(torch.load(folder / name, weights_only=True))
     if row.kind == "cnn head":
         assert isinstance(model, nn.Sequential)
         return networks.with_new_head(model)

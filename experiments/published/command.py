@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import peers
+import processes
 import tables
 import torch
 from provenance import made_by
@@ -309,20 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for setting in SETTINGS
         if setting.name in options.setting
     ]
-    if options.workers <= 1:
-        for lane in lanes:
-            lane.run()
-        return 0
-    cores = max(1, (os.cpu_count() or 1) // options.workers)
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in every process, of which there are enough
-    failed = 0
-    with ProcessPoolExecutor(options.workers, get_context("spawn"), torch.set_num_threads, (cores,)) as pool:
-        running = {pool.submit(lane.run): lane for lane in lanes}
-        for done in as_completed(running):
-            if error := done.exception():
-                print(f"{running[done].name} failed: {error!r}", flush=True)
-                failed = 1
-    return failed
+    return processes.run_all({lane.name: lane.run for lane in lanes}, options.workers)
 
 
 def _lane(options: argparse.Namespace, setting: Setting, seed: int, results: Path) -> Lane:

@@ -187,7 +187,7 @@ class Output:
 
 
 class LinearOutput(Output):
-    """The same for φ(Φ) = cΦ of one output, without autograd, which costs small networks a third of a step."""
+    """The same for φ(Φ) = cΦ of one output, without autograd, whose bookkeeping dominates small networks."""
 
     def __init__(self, Φ: Tensor, λ: Tensor, scalar: Scalar) -> None:
         self._c = scalar(torch.ones_like(Φ))

@@ -1,0 +1,174 @@
+"""The pieces of an audit: preflight, plan, agreement, ranking, floor, controls and options."""
+
+import inspect
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+import palimpsest as pal
+from audited import SHAPE, fitted_mlp, mlp
+from palimpsest.auditing import agreement, controls, plan, ranking, verdict
+from palimpsest.auditing.floor import floor
+from palimpsest.auditing.options import Options
+from palimpsest.auditing.preflight import preflight
+from palimpsest.auditing.subject import subject
+from palimpsest.scoring import Outcome
+from synthetic import exact_problem
+
+
+def test_the_preflight_counts_images_and_tells_the_start():
+    found = preflight(fitted_mlp())
+    assert found.related
+    assert found.samples == 8
+    assert found.bound <= 8
+    assert found.method == "ntk"
+    assert 0 < found.moved < 1
+
+
+def test_a_start_that_is_not_ones_own_is_noticed():
+    ours = fitted_mlp(steps=20)
+    torch.manual_seed(99)
+    stranger = replace(ours, initial=mlp().state_dict())
+    assert preflight(stranger).related is False
+    assert preflight(stranger).method == "kkt"
+    same = replace(ours, initial=ours.model.state_dict())
+    assert preflight(same).why.startswith("the weights never moved")
+
+
+def test_an_untrained_first_layer_has_nothing_beyond_its_noise():
+    torch.manual_seed(0)
+    plain = subject(mlp, mlp().state_dict(), image_shape=SHAPE)
+    assert preflight(plain).beyond_noise == 0
+    assert preflight(plain).bound == 0
+
+
+def test_methods_follow_outputs_and_weight_decay():
+    def classes():
+        return pal.networks.MLP(SHAPE, hidden=(20,), outputs=3)
+
+    several = subject(classes, classes().state_dict(), image_shape=SHAPE)
+    assert preflight(several).method == "multiclass"
+    assert preflight(several, weight_decay=True).method == "kkt-signed"
+    assert preflight(several, method="kkt-signed").why == "chosen by the user"
+
+
+@pytest.mark.parametrize("seconds", [30.0, 180.0, 3600.0])
+@pytest.mark.parametrize("rate", [5.0, 60.0, 2000.0])
+def test_plans_fit_into_the_time_there_is(seconds, rate):
+    found = preflight(fitted_mlp(steps=20))
+    made = plan.timed_plan(plan.untimed_plan(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
+    spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
+    assert spent <= seconds or made.steps == plan.FEWEST_STEPS
+    assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
+
+
+@pytest.mark.parametrize(
+    ("samples", "bound", "candidates"), [(None, 5, 80), (None, 60, 120), (None, None, 80), (3, 5, 10)]
+)
+def test_a_bound_alone_does_not_lower_the_number_of_candidates(samples, bound, candidates):
+    found = replace(preflight(fitted_mlp(steps=20)), bound=bound)
+    assert plan.untimed_plan(found, Options(samples=samples)).candidates == candidates
+
+
+def test_options_replace_what_would_be_chosen():
+    found = preflight(fitted_mlp(steps=20))
+    options = Options(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)
+    made = plan.timed_plan(plan.untimed_plan(found, options), options, plan.Budget(1.0, 1.0, 1.0))
+    assert (made.candidates, made.steps, made.restarts, len(made.at), made.total_variation) == (7, 33, 5, 2, 0.0)
+    assert made.control_steps == 9
+
+
+def noise(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def test_what_restarts_share_is_merged_and_ranked_first():
+    faces = noise(2, *SHAPE, seed=0)
+    runs = [
+        agreement.Run(torch.cat([noise(3, *SHAPE, seed=s), faces + 0.1 * noise(2, *SHAPE, seed=s + 9), faces]),
+                      torch.ones(7), 0.1)
+        for s in (1, 2, 3)
+    ]  # fmt: skip
+    found = agreement.agree(runs)
+    assert len(found) == 2 + 9
+    assert (found.agreement[:2] > 0.99).all()
+    assert (found.agreement[2:] < 0.6).all()
+    ranked = ranking.rank(found)
+    assert (ranked.probability.diff() <= 0).all()
+    assert {tuple(image.flatten().tolist()) for image in ranked.images[:2]} == {
+        tuple(f.flatten().tolist()) for f in faces
+    }
+
+
+def test_candidates_that_contribute_nothing_do_not_count():
+    same = noise(4, *SHAPE, seed=0)
+    runs = [agreement.Run(same, torch.full((4,), 1e-9), 1.0) for _ in range(2)]
+    nothing = ranking.rank(agreement.agree(runs))
+    assert len(nothing) == 0
+    assert verdict.judge(verdict.Evidence(nothing, nothing)).outcome is Outcome.UNDECIDED
+
+
+def test_what_explains_nothing_is_not_likely_however_far_restarts_agree():
+    """Every restart may fall into the same blob; that is no training image."""
+    blob = noise(1, *SHAPE, seed=0)
+    runs = [agreement.Run(blob, torch.full((1,), 1e-3), 1.0) for _ in range(3)]
+    found = ranking.rank(agreement.agree(runs))
+    assert len(found) == 1
+    assert found.probability[0] < verdict.LIKELY
+
+
+def test_the_floor_is_zero_at_the_truth_and_high_elsewhere():
+    objective, x, _ = exact_problem(0, n=3)
+    assert floor(objective, x) < 1e-6
+    assert floor(objective, torch.randn(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(5))) > 0.1
+
+
+def test_the_floor_keeps_multipliers_of_margin_methods_at_or_above_zero():
+    torch.manual_seed(0)
+    objective = pal.KKT(pal.networks.MLP(6, (20,)).double(), sharpness=5.0)
+    x, λ, y = torch.randn(3, 6).double(), torch.tensor([0.5, 1.0, 2.0]).double(), torch.tensor([1, -1, 1])
+    objective.target = objective.represent(x, λ, y)
+    assert floor(objective, x, y) < 1e-6
+    objective.target = objective.represent(x, -λ, y)
+    assert floor(objective, x, y) == pytest.approx(1.0, abs=0.05)
+
+
+@pytest.mark.parametrize("factor", [0.3, 4.0])
+def test_a_control_moves_as_far_as_the_subject(factor):
+    ours = fitted_mlp()
+    with torch.no_grad():
+        for name, θ in ours.model.named_parameters():
+            θ.copy_(ours.initial[name] + factor * (θ - ours.initial[name]))
+    public = controls.public_images(8, SHAPE, 1, seed=0)
+    made = plan.untimed_plan(preflight(ours), Options())
+    fit = controls.trained_control(ours, made, public, torch.device("cpu"))
+    way = controls.distance(fit.model, fit.initial) / controls.distance(ours.model, ours.initial)
+    assert verdict.AS_FAR <= way <= 2
+
+
+def test_shuffling_keeps_values_and_loses_places():
+    ours = fitted_mlp(steps=20)
+    lost = dict(controls.shuffled(ours, "ntk", seed=0).named_parameters())
+    for name, θ in ours.model.named_parameters():
+        learnt, disorder = θ - ours.initial[name], lost[name] - ours.initial[name]
+        assert torch.allclose(learnt.flatten().sort().values, disorder.flatten().sort().values, atol=1e-6)
+    assert not torch.equal(ours.model.layers[0].weight, controls.shuffled(ours, "kkt", seed=0).layers[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("shape", "count", "outputs"), [((1, 8, 8), 6, 1), ((3, 32, 32), 10, 4), ((1, 20, 16), 150, 10)]
+)
+def test_public_images_take_any_shape(shape, count, outputs):
+    public = controls.public_images(count, shape, outputs, seed=0)
+    assert public.images.shape == (count, *shape)
+    assert public.held_out.shape[1:] == shape
+    assert set(public.labels.tolist()) == ({-1, 1} if outputs == 1 else set(range(outputs)))
+
+
+def test_the_options_of_the_command_line_are_those_of_the_function():
+    parameters = inspect.signature(pal.audit).parameters
+    for option in fields(Options):
+        parameter = parameters[option.name]
+        assert (parameter.default, parameter.annotation) == (option.default, option.type), option.name
+        assert f"        {option.name}: " in pal.audit.__doc__
