@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from palimpsest.errors import (
-    CheckpointError,
     InvalidInputError,
     NoGradientError,
     NonFiniteError,
@@ -319,38 +318,3 @@ def test_a_frozen_layer_stays_where_it_is_in_the_span():
     assert not torch.equal(fit.model.layers[0].weight, start.layers[0].weight)
     start.layers[0].weight.requires_grad_(False)
     assert not isinstance(coordinates(start, x), SpanCoordinates)
-
-
-class InterruptedTrainingError(Exception):
-    pass
-
-
-def test_a_plain_training_goes_on_where_it_was_interrupted(tmp_path, monkeypatch):
-    monkeypatch.setattr("palimpsest.training.fit.SAVE_EVERY", 0.0)
-    torch.manual_seed(0)
-    x, y, model = torch.randn(4, 20), torch.tensor([1, -1, 1, -1]), MLP(20, (6,))
-    options = {"loss": "logistic", "plain": True, "learning_rate": 0.1, "steps": 60, "record_every": 10}
-    whole, file = train(model, x, y, momentum=0.9, **options), tmp_path / "training.safetensors"
-
-    def interrupt(entry):
-        if entry["step"] == 30:
-            raise InterruptedTrainingError
-
-    with pytest.raises(InterruptedTrainingError):
-        train(model, x, y, momentum=0.9, checkpoint=file, callback=interrupt, **options)
-    assert file.exists()
-    with pytest.raises(CheckpointError):
-        train(model, x, y, momentum=0.8, checkpoint=file, **options)
-    resumed = train(model, x, y, momentum=0.9, checkpoint=file, **options)
-    assert not file.exists()
-    assert resumed.history[-1] == whole.history[-1]
-    for name, p in whole.model.named_parameters():
-        assert torch.equal(p, resumed.model.get_parameter(name))
-
-
-def test_a_plain_training_stops_by_its_loss():
-    torch.manual_seed(0)
-    x, y = torch.randn(4, 20), torch.tensor([1, -1, 1, -1])
-    fit = train(MLP(20, (30,)), x, y, loss="squared", plain=True, learning_rate=0.01, tolerance=1e-4, steps=100_000)
-    assert fit.converged
-    assert 0.5e-4 < fit.loss <= 1e-4

@@ -25,7 +25,7 @@ from palimpsest.files.storage import load_tensors, save_tensors
 from palimpsest.solver.reconstruction import Reconstruction
 from published import claim, readers
 from published.recipes import SETTINGS, KKTRun, LooRun, Precision, Setting
-from published.training import TUNING, Trained, device, load, trained, write_json
+from published.training import TUNING, Trained, device, load, train, trained, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, SCRATCH = ROOT / "experiments" / "results", Path("runs/published")
@@ -60,7 +60,6 @@ class Lane:
 
     def run(self) -> None:
         network = trained(self.setting, self.seed, self.precision, self.scratch, self.folder)
-        print(f"{self.name}: {network.facts['summary']}", flush=True)
         data = load(self.setting, self.seed)
         for column, read in self._readers(network, data):
             if time.time() > self.ends:
@@ -307,7 +306,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for setting in SETTINGS
         if setting.name in options.setting
     ]
-    return processes.run_all({lane.name: lane.run for lane in lanes}, options.workers)
+    groups: dict[tuple[str, Precision], list[Lane]] = {}
+    for lane in lanes:
+        groups.setdefault((lane.setting.name, lane.precision), []).append(lane)
+    trainings = {f"{name} {precision}": partial(_train, group) for (name, precision), group in groups.items()}
+    status = processes.run_all(trainings, options.workers)
+    return status or processes.run_all({lane.name: lane.run for lane in lanes}, options.workers)
+
+
+def _train(lanes: list[Lane]) -> None:
+    """Train the networks of one setting together, in seeds' order."""
+    first = lanes[0]
+    train(first.setting, [lane.seed for lane in lanes], first.precision, first.scratch, first.folder)
 
 
 def _lane(options: argparse.Namespace, setting: Setting, seed: int, results: Path) -> Lane:

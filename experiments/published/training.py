@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ from torch import Tensor, nn
 import palimpsest as pal
 from palimpsest.datasets import DataSet
 from palimpsest.datasets.base import ENVIRONMENT, SOURCES, Part
+from palimpsest.execution.precision import matrix_products
 from palimpsest.files.storage import load_tensors, save_tensors, write_atomically
+from palimpsest.training.problem import TrainingProblem
+from published.descent import Descent, put_into
 from published.recipes import Precision, Setting
 
 TUNING = 11  # the seed on which our own settings are tried; it shares no image with any other
@@ -114,65 +118,102 @@ class Trained:
     facts: dict[str, Any]
 
 
-def trained(setting: Setting, seed: int, precision: Precision, scratch: Path, results: Path) -> Trained:
-    """The trained network, from its file if there is one."""
-    data = load(setting, seed)
-    start = network(setting, data.image_shape, seed).to(device(), dtype_of(precision))
-    initial = {name: t.clone() for name, t in start.state_dict().items()}
-    file = scratch / setting.name / f"network-seed{seed}-{precision}.safetensors"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    wanted = json.loads(json.dumps(asdict(setting)))
-    wanted = {name: wanted[name] for name in wanted if name not in ("runs", "candidates", "steps", "differs")}
-    if file.exists():
-        final, description = load_tensors(file)
-        if description["asked"] != wanted:
-            raise ValueError(f"{file} holds a network of other settings; delete it")
-        start.load_state_dict(final)
-        return Trained(start, initial, description["facts"])
-    began = time.perf_counter()
-    fit = pal.train(
-        start,
-        data.centred(data.train.images.double()),
-        data.train.labels,
-        loss=setting.loss,
-        steps=setting.training_steps,
-        learning_rate=setting.learning_rate,
+def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch: Path, results: Path) -> None:
+    """Train the networks of these seeds at once, those that have no file yet."""
+    seeds = [seed for seed in seeds if not network_file(setting, seed, precision, scratch).exists()]
+    if not seeds:
+        return
+    data = [load(setting, seed) for seed in seeds]
+    images = [each.centred(each.train.images.double()) for each in data]
+    descent = Descent(
+        [network(setting, each.image_shape, seed).to(device()) for each, seed in zip(data, seeds, strict=True)],
+        images,
+        [each.train.labels for each in data],
+        setting.loss,
+        setting.learning_rate,
         momentum=setting.momentum,
-        weight_decay=setting.weight_decay,
-        plain=True,
-        tolerance=setting.stop,
-        record_every=max(1, setting.training_steps // RECORDS),
-        callback=lambda entry: _tell(setting, seed, precision, entry, began),
-        execution=pal.Execution(tf32=precision == "tf32"),
-        checkpoint=file.with_suffix(".checkpoint"),
+        decay=setting.weight_decay,
+        stop=setting.stop,
+        dtype=dtype_of(precision),
     )
-    facts = {
-        "precision": precision,
-        "summary": fit.summary,
-        "steps": int(fit.history[-1]["step"]),
-        "seconds": round(time.perf_counter() - began, 1),
-        "loss": fit.loss,
-        "accuracy": fit.accuracy,
-        "margin": fit.margin,
-        "normalised margin": fit.normalised_margin,
-        "kkt residual": fit.kkt_residual,
-        "norm": math.sqrt(sum(float(p.detach().double().square().sum()) for p in fit.model.parameters())),
-        "weights": fingerprint(fit.model),
+    began, history = time.perf_counter(), list[tuple[int, list[float]]]()
+
+    def tell(step: int, losses: list[float]) -> None:
+        history.append((step, [float(f"{loss:.5g}") for loss in losses]))
+        if step % max(1, setting.training_steps // 20) < record_every:
+            seconds = time.perf_counter() - began
+            print(
+                f"{setting.name} {precision} seeds {seeds}: step {step}, losses {history[-1][1]}, {seconds:.0f} s",
+                flush=True,
+            )
+
+    record_every = max(1, setting.training_steps // RECORDS)
+    folder = network_file(setting, seeds[0], precision, scratch).parent
+    folder.mkdir(parents=True, exist_ok=True)
+    half_way = folder / f"training-{precision}-{'-'.join(map(str, seeds))}.checkpoint"
+    with matrix_products(tf32=precision == "tf32", device=device()):
+        descent.train(setting.training_steps, record_every=record_every, tell=tell, checkpoint=half_way)
+    seconds = time.perf_counter() - began
+    for number, seed in enumerate(seeds):
+        steps = next((step for step, losses in history if losses[number] <= setting.stop), descent.step)
+        facts = {"precision": precision, "steps": steps, "seconds": round(seconds, 1), "at once": len(seeds)}
+        shrinkage = (1 - setting.learning_rate * setting.weight_decay) ** steps
+        kept = {name: t.to(dtype_of(precision)) for name, t in descent.changes(number).items()}
+        facts |= _described(setting, data[number], built(setting, seed, data[number], kept, shrinkage))
+        description = {"asked": _asked(setting), "facts": facts, "shrinkage": shrinkage}
+        save_tensors(network_file(setting, seed, precision, scratch), kept, description)
+        command = f"python experiments/published --setting {setting.name} --seed {seed} --precision {precision}"
+        curve = [[step, losses[number]] for step, losses in history if step <= steps]
+        write_json(results / f"training-seed{seed}-{precision}.json", made_by(command) | facts | {"history": curve})
+        print(f"{setting.name} seed {seed}: {facts}", flush=True)
+    half_way.unlink(missing_ok=True)
+
+
+def trained(setting: Setting, seed: int, precision: Precision, scratch: Path, results: Path) -> Trained:
+    """The trained network of a seed, from its file if there is one."""
+    train(setting, [seed], precision, scratch, results)
+    file, data = network_file(setting, seed, precision, scratch), load(setting, seed)
+    kept, description = load_tensors(file)
+    if description["asked"] != _asked(setting):
+        raise ValueError(f"{file} holds a network of other settings; delete it")
+    model = built(setting, seed, data, kept, description["shrinkage"]).to(dtype_of(precision))
+    start = network(setting, data.image_shape, seed).to(device(), dtype_of(precision))
+    return Trained(model, start.state_dict(), description["facts"])
+
+
+def network_file(setting: Setting, seed: int, precision: Precision, scratch: Path) -> Path:
+    return scratch / setting.name / f"network-seed{seed}-{precision}.safetensors"
+
+
+def built(setting: Setting, seed: int, data: DataSet, kept: dict[str, Tensor], shrinkage: float) -> nn.Module:
+    """The network with the weights of a file, in float64."""
+    model = network(setting, data.image_shape, seed).to(device())
+    put_into(model, data.centred(data.train.images.double()), kept, shrinkage=shrinkage)
+    return model
+
+
+def _asked(setting: Setting) -> dict[str, Any]:
+    """What of a setting its training depends on."""
+    asked: dict[str, Any] = json.loads(json.dumps(asdict(setting)))
+    return {name: asked[name] for name in asked if name not in ("runs", "candidates", "steps", "own_steps", "differs")}
+
+
+def _described(setting: Setting, data: DataSet, model: nn.Module) -> dict[str, Any]:
+    """How converged the network is, computed in float64."""
+    images = data.centred(data.train.images.double()).to(device())
+    problem = TrainingProblem(model, images, data.train.labels, setting.loss, 0.0)
+    θ = problem.start
+    numbers, degree = problem.evaluate(θ).numbers, problem.degree(θ)
+    norm, margin = float(numbers.norm), float(numbers.margin)
+    return {
+        "loss": math.exp(min(float(numbers.log_loss), 700.0)),
+        "accuracy": problem.accuracy(θ),
+        "margin": margin,
+        "normalised margin": None if degree is None else margin / norm**degree,
+        "kkt residual": None if setting.loss == "squared" else float(numbers.kkt_residual),
+        "norm": norm,
+        "weights": fingerprint(model),
     }
-    save_tensors(file, fit.model.state_dict(), {"asked": wanted, "facts": facts})
-    command = f"python experiments/published --setting {setting.name} --seed {seed} --precision {precision}"
-    history = [{name: float(f"{value:.6g}") for name, value in entry.items()} for entry in fit.history]
-    write_json(results / f"training-seed{seed}-{precision}.json", made_by(command) | facts | {"history": history})
-    return Trained(fit.model, initial, facts)
-
-
-def _tell(setting: Setting, seed: int, precision: str, entry: dict[str, float], began: float) -> None:
-    if entry["step"] % max(1, setting.training_steps // 10) == 0:
-        numbers = ", ".join(f"{name} {entry[name]:.4g}" for name in ("loss", "margin", "kkt_residual") if name in entry)
-        seconds = time.perf_counter() - began
-        print(
-            f"{setting.name} seed {seed} {precision}: step {entry['step']:.0f}, {numbers}, {seconds:.0f} s", flush=True
-        )
 
 
 def fingerprint(model: nn.Module) -> str:

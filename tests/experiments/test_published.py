@@ -4,6 +4,7 @@ The literal versions use nothing of Palimpsest but its initial draw. They differ
 torch.optim.
 """
 
+import copy
 import json
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ import peers
 import pytest
 import torch
 import torch.nn.functional as F
-from published import claim, readers, training
+from published import claim, descent, readers, training
 from published.command import main, small
 from published.recipes import SETTINGS, KKTRun, setting
 
@@ -262,3 +263,45 @@ def test_haims_measure_finds_the_images_in_any_contrast():
     found = peers.loo(candidates, images, mean)
     assert (found["l2"] < 1e-5).all()
     assert isinstance(setting("haim-mnist").runs[0], KKTRun)
+
+
+@pytest.mark.parametrize(
+    ("loss", "momentum", "decay"), [("squared", 0.9, 0.0), ("squared", 0.0, 0.01), ("logistic", 0.0, 0.0)]
+)
+def test_networks_trained_at_once_are_those_trained_one_by_one(loss, momentum, decay, tmp_path, monkeypatch):
+    monkeypatch.setattr(descent, "SAVE_EVERY", 0.0)
+    torch.manual_seed(0)
+    starts = [pal.networks.MLP(SHAPE, (7, 6), 1, bias="all").double() for _ in range(2)]
+    images = [x - x.mean(0) for x in torch.rand(2, 5, *SHAPE).double()]
+    labels = torch.randint(0, 2, (2, 5)) * 2 - 1
+    file = tmp_path / "training.checkpoint"
+
+    def at_once(steps):
+        all_ = descent.Descent(starts, images, labels, loss, 0.05, momentum=momentum, decay=decay)
+        all_.train(steps, record_every=10, tell=lambda step, losses: None, checkpoint=file)
+        return all_
+
+    at_once(20)  # is interrupted after 20 of 40 steps
+    for number, (start, x, y) in enumerate(zip(starts, images, labels, strict=True)):
+        ours, literal = copy.deepcopy(start), copy.deepcopy(start)
+        descent.put_into(ours, x, at_once(40).changes(number), shrinkage=(1 - 0.05 * decay) ** 40)
+        optimiser = torch.optim.SGD(literal.parameters(), lr=0.05, momentum=momentum, weight_decay=decay)
+        for _ in range(40):
+            optimiser.zero_grad()
+            z = literal(x).flatten()
+            (F.softplus(-y * z) if loss == "logistic" else (z - y).square()).mean().backward()
+            optimiser.step()
+        for p, q in zip(ours.parameters(), literal.parameters(), strict=True):
+            torch.testing.assert_close(p, q, rtol=1e-10, atol=1e-12)
+
+
+def test_a_network_that_reached_its_loss_stays_as_it_is():
+    torch.manual_seed(0)
+    starts = [pal.networks.MLP(SHAPE, (7, 6), 1).double() for _ in range(2)]
+    seen = []
+    both = descent.Descent(
+        starts, 2 * [torch.rand(5, *SHAPE)], 2 * [torch.tensor([1, -1, 1, -1, 1])], "squared", 0.005, stop=0.5
+    )
+    both.train(1000, record_every=1, tell=lambda step, losses: seen.append(losses))
+    assert len(seen) < 1000
+    assert all(0.3 < loss <= 0.5 for loss in seen[-1])

@@ -36,8 +36,6 @@ class Descent:
 
     def start(self) -> Tensors:
         θ, like = self.problem.start, self.problem.images
-        if self.problem.plain:  # the steps of a long training at a fixed rate are below the rounding of float32
-            θ = {name: p.double() for name, p in θ.items()}
         rate, reach = self.learning_rate or 0.0, self.problem.stride * (1 - self.momentum)
         numbers = {"rate": rate, "steady": rate, "gap": math.inf, "reach": reach}
         numbers |= {"tolerance": self.tolerance, "momentum": self.momentum}
@@ -47,7 +45,7 @@ class Descent:
         tensors |= {name: torch.tensor(value, device=like.device) for name, value in (("step", 0), ("diverged", -1))}
         tensors["stopped"] = torch.tensor(False, device=like.device)
         tensors["direction"] = self.problem.start_of_iteration()
-        if self.problem.decay and not self.problem.plain:
+        if self.problem.decay:
             tensors["past"] = torch.full((WINDOW + 1,), math.nan).to(like)
         self._estimate(tensors, None, iterations=20)
         return tensors
@@ -88,11 +86,8 @@ class Descent:
     def _gap(self, tensors: Tensors, state: Evaluation) -> Tensor:
         """The gap of this point; under weight decay, the fraction by which F fell in the last 500 steps.
 
-        The gradient is no measure there: ReLU networks with weight decay end on kinks, where it jumps. A plain
-        training looks at L alone.
+        The gradient is no measure there: ReLU networks with weight decay end on kinks, where it jumps.
         """
-        if self.problem.plain:
-            return state.numbers.log_loss.exp()
         if not self.problem.decay:
             return state.numbers.gap
         F, past, step = state.numbers.value, tensors["past"], tensors["step"]

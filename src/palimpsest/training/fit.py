@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import copy
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from palimpsest.errors import CheckpointError, InvalidInputError, TrainingDivergedError
+from palimpsest.errors import InvalidInputError, TrainingDivergedError
 from palimpsest.execution import Execution, Tensors
-from palimpsest.solver.fingerprints import digest
 from palimpsest.training.descent import Descent, part
 from palimpsest.training.problem import LossName, TrainingProblem
 
 Record = dict[str, float]
-SAVE_EVERY = 30.0  # seconds
 
 
 class Convergence(StrEnum):
@@ -89,12 +85,10 @@ def train(
     learning_rate: float | None = None,
     momentum: float = 0.95,
     weight_decay: float = 0.0,
-    plain: bool = False,
     tolerance: float | None = None,
     record_every: int = 50,
     callback: Callable[[Record], object] | None = None,
     execution: Execution | None = None,
-    checkpoint: Path | str | None = None,
 ) -> Fit:
     """Train a copy of a network on all images at once. The network that you pass does not change.
 
@@ -111,16 +105,12 @@ def train(
             F, followed during training.
         momentum: μ.
         weight_decay: δ in L + ½δ‖θ‖². The loss is then not replaced by its logarithm.
-        plain: descend L itself for every loss, never its logarithm, and stop by L: the gap is then L. The published
-            trainings do so.
         tolerance: the gap at which to stop. Squared loss: the largest error |Φ(x_i) − y_i|, by default 0.01. Separable
             losses: the KKT residual once all images are on the right side, by default 0.1, which few networks reach.
             With weight decay: the share by which F fell in the last 500 steps, by default 0.001.
         record_every: the number of steps between two entries of the history.
         callback: called with each new entry.
         execution: how steps are carried out. None is as fast as the device allows.
-        checkpoint: a file that the state is saved to every half minute. If the file exists, training continues from
-            it; the history then begins there. The file is deleted at the end.
 
     Examples:
         >>> from palimpsest.networks import MLP
@@ -133,7 +123,7 @@ def train(
     _check(loss, steps, learning_rate, momentum, weight_decay, tolerance)
     model = copy.deepcopy(model).eval()
     initial = {name: value.detach().clone() for name, value in model.state_dict().items()}
-    problem = TrainingProblem(model, images, labels, loss, weight_decay, plain)
+    problem = TrainingProblem(model, images, labels, loss, weight_decay)
     tolerance = problem.default_tolerance if tolerance is None else tolerance
     descent = Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
@@ -147,13 +137,7 @@ def train(
             callback(history[-1])
 
     with how.matrix_precision(problem.images.device):
-        tensors, stopped, saved = descent.start(), False, time.monotonic()
-        if checkpoint is not None:
-            identity = digest(
-                [loss, learning_rate, momentum, weight_decay, plain, initial, problem.images, problem.labels]
-            )
-            tensors = _resumed(Path(checkpoint), identity.hex(), tensors)
-        step = int(tensors["step"])
+        tensors, stopped, step = descent.start(), False, 0
         while not stopped:
             tensors, seen = executor.run(tensors, descent.plan(step, record_every))
             status = [tensors[name].long() for name in ("step", "diverged", "stopped")]
@@ -163,31 +147,8 @@ def train(
             for entry in seen:
                 if not stopped or int(entry["step"]) < step:  # the last step is recorded below
                     record(entry)
-            if checkpoint is not None and time.monotonic() > saved + SAVE_EVERY:
-                _save(Path(checkpoint), identity.hex(), tensors)
-                saved = time.monotonic()
-        if checkpoint is not None:
-            Path(checkpoint).unlink(missing_ok=True)
         record(descent.look(tensors))
         return _fit(problem, tensors, initial, history, tolerance)
-
-
-def _save(file: Path, identity: str, tensors: Tensors) -> None:
-    from palimpsest.files.storage import save_tensors
-
-    save_tensors(file, tensors, {"identity": identity})
-
-
-def _resumed(file: Path, identity: str, start: Tensors) -> Tensors:
-    """The state that was saved, or the start where there is no file."""
-    from palimpsest.files.storage import load_tensors
-
-    if not file.exists():
-        return start
-    tensors, description = load_tensors(file)
-    if description.get("identity") != identity or tensors.keys() != start.keys():
-        raise CheckpointError(f"{file} belongs to another training; finish that one, or delete the file")
-    return {name: tensors[name].to(t) for name, t in start.items()}
 
 
 @torch.no_grad()

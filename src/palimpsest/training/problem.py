@@ -39,10 +39,8 @@ class Evaluation(NamedTuple):
 class TrainingProblem:
     """The function F that training minimises: its value, gradient and curvature at any θ."""
 
-    def __init__(
-        self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float, plain: bool = False
-    ) -> None:
-        self.loss, self.decay, self.plain = loss, decay, plain
+    def __init__(self, model: nn.Module, images: Tensor, labels: Tensor, loss: LossName, decay: float) -> None:
+        self.loss, self.decay = loss, decay
         self.network = coordinates(model, images)
         self.images = self.network.images
         self.start = {name: p.detach() for name, p in self.network.named.items()}
@@ -56,11 +54,8 @@ class TrainingProblem:
         self._fitted_shape = outputs.shape if loss == "squared" else outputs.shape[:1]
 
     def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
-        """Φ for each image, (n, C), in the precision of the images; θ may have been added up in a higher one."""
-        return self.network.outputs(self._rounded(θ))
-
-    def _rounded(self, θ: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        return {name: p.to(self.images.dtype) for name, p in θ.items()}
+        """Φ for each image, (n, C)."""
+        return self.network.outputs(θ)
 
     def start_of_iteration(self) -> Tensor:
         """A direction from which to look for the largest curvature."""
@@ -77,8 +72,6 @@ class TrainingProblem:
 
     @property
     def default_tolerance(self) -> float:
-        if self.plain:
-            return 1e-10
         return 0.001 if self.decay else 0.01 if self.loss == "squared" else 0.1
 
     def fitted(self, outputs: Tensor) -> Tensor:
@@ -87,12 +80,11 @@ class TrainingProblem:
 
     def evaluate(self, θ: Mapping[str, Tensor]) -> Evaluation:
         """F and ∇F: the loss is differentiated by hand in the outputs, the network by autograd."""
-        leaves = {name: p.detach().requires_grad_() for name, p in self._rounded(θ).items()}
+        leaves = {name: p.detach().requires_grad_() for name, p in θ.items()}
         with torch.enable_grad():
             outputs = self.outputs(leaves)
         loss = squared if self.loss == "squared" else separable
-        of_L = self.plain or bool(self.decay)
-        *numbers, pull = loss(outputs.detach(), self.targets, of_L, self.has_margin)
+        *numbers, pull = loss(outputs.detach(), self.targets, bool(self.decay), self.has_margin)
         parameters = list(leaves.values())
         gradient = torch.autograd.grad(outputs, parameters, pull, allow_unused=True, materialize_grads=True)
         return Evaluation(*with_geometry(numbers, parameters, gradient, self.decay, self.loss != "squared"))
@@ -124,7 +116,7 @@ class TrainingProblem:
     def _weights(self, fitted: Tensor) -> Tensor:
         if self.loss == "squared":
             return torch.full_like(fitted, 2 / len(fitted))
-        if self.decay or self.plain:
+        if self.decay:
             return torch.sigmoid(fitted) * torch.sigmoid(-fitted) / len(fitted)
         return shares(fitted)
 
