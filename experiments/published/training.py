@@ -30,6 +30,7 @@ TUNING = 11  # the seed on which our own settings are tried; it shares no image 
 SMALL = 1e-4  # the first layer's initial size
 TRUNCATED = 0.87962566103423978  # standard deviation of N(0, 1) cut off at ±2
 RECORDS = 200
+CHECKPOINTS = (5_000, 30_000, 200_000)  # steps whose weights are kept too
 
 
 def device() -> torch.device:
@@ -140,6 +141,9 @@ def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch:
 
     def tell(step: int, losses: list[float]) -> None:
         history.append((step, [float(f"{loss:.5g}") for loss in losses]))
+        for number, seed in enumerate(seeds if step in CHECKPOINTS else ()):
+            file = network_file(setting, seed, precision, scratch).with_suffix(f".step{step}.safetensors")
+            save_tensors(file, {name: t.float() for name, t in descent.changes(number).items()}, {})
         if step % max(1, setting.training_steps // 20) < record_every:
             seconds = time.perf_counter() - began
             print(
