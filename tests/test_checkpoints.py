@@ -81,6 +81,7 @@ SPOILT = {
     "the folder": lambda index: change_index(index, a=".."),
     "itself": lambda index: change_index(index, a=index.name),
     "a number": lambda index: change_index(index, a=3),
+    "a long name": lambda index: change_index(index, a="x" * 5000),
     "a name that is not there": lambda index: change_index(index, a="model-00001-of-00002.safetensors"),
     "a lost shard": lambda index: index.with_name("model-00002-of-00002.safetensors").unlink(),
     "a truncated shard": lambda index: cut(index.with_name("model-00002-of-00002.safetensors")),
@@ -148,6 +149,15 @@ def test_the_optimiser_and_the_step_are_found(tmp_path, name, step, expected):
     found = weights.find(tmp_path / "a.pt")
     assert found.optimiser.keys() == {"state", "param_groups"}
     assert found.step == expected
+
+
+def test_moments_under_names_are_not_taken_for_weights(tmp_path):
+    named = {"state": {"1.bias": {"exp_avg": torch.ones(3)}}, "param_groups": [{"params": ["1.bias"]}]}
+    torch.save({"net": STATE, "optimizer": named}, tmp_path / "a.pt")
+    found = weights.find(tmp_path / "a.pt")
+    assert same(found.tensors, STATE)
+    assert found.remarks == ()
+    assert list(found.optimiser["state"]) == ["1.bias"]
 
 
 def test_of_two_optimisers_none_is_read_and_that_is_said(tmp_path):

@@ -90,9 +90,10 @@ def _shards(path: Path) -> dict[str, Tensor]:
         with open_regular(path, follow=True) as file:
             places = parse_json(file.read(LARGEST_INDEX))["weight_map"]
         shards = sorted({path.with_name(str(place)) for place in places.values()})  # ValueError: not a plain name
+        size = sum(shard.stat().st_size for shard in shards if shard.is_file())
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise WeightsError(f"{path} is not an index of weights, or it is damaged; save the weights again") from error
-    check_room(path, sum(shard.stat().st_size for shard in shards if shard.is_file()) // 4)
+    check_room(path, size // 4)
     held = {shard.name: content(shard) for shard in shards if shard.name.endswith(SUFFIXES) and not shard.is_dir()}
     tensors = {}
     for name, place in places.items():

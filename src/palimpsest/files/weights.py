@@ -227,7 +227,7 @@ def _state_dicts(content: Mapping) -> dict[str, Mapping[str, Tensor]]:
     while ahead:
         place, mapping = ahead.pop()
         for name, value in mapping.items():
-            if not isinstance(name, str) or not isinstance(value, Mapping):
+            if not isinstance(name, str) or not isinstance(value, Mapping) or _is_optimiser(value):
                 continue
             if id(value) not in holds_weights:
                 holds_weights[id(value)] = _is_state_dict(value)
@@ -262,11 +262,11 @@ def _check(path: str, tensors: Mapping[str, Tensor], optimisers: list[Mapping]) 
 def _optimisers(content: Mapping) -> list[Mapping]:
     """The state dicts of optimisers among a checkpoint's entries, which may be lists of them."""
     entries = [each for value in content.values() for each in (value if isinstance(value, list) else [value])]
-    return [
-        each
-        for each in entries
-        if isinstance(each, Mapping) and isinstance(each.get("state"), Mapping) and "param_groups" in each
-    ]
+    return [each for each in entries if _is_optimiser(each)]
+
+
+def _is_optimiser(content: object) -> TypeGuard[Mapping]:
+    return isinstance(content, Mapping) and isinstance(content.get("state"), Mapping) and "param_groups" in content
 
 
 def _counters(content: Mapping) -> dict[str, float]:
