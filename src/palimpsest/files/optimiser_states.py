@@ -22,7 +22,7 @@ from palimpsest.errors import NonFiniteError, WeightsError
 from palimpsest.files.formats import some
 
 MOST_PLACES = 2_000  # how far each group has got, in all combinations; more are as good as ambiguous
-GIVE_NAMES = "give the parameters' names in the optimiser's order (names=)"
+GIVE_NAMES = "freeze what was not trained (requires_grad), or give the names in the optimiser's order (names=)"
 
 Shape = tuple[int, ...]
 
