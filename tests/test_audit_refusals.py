@@ -51,7 +51,7 @@ def test_a_module_in_the_working_directory_is_found(tmp_path, monkeypatch):
     ("make", "reason"),
     [
         (lambda: 1 / 0, "ZeroDivisionError"),
-        (lambda wide: None, "without arguments"),
+        (lambda wide: None, "--network-args"),
         (lambda: "a network", "returned a str"),
     ],
 )

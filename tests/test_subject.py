@@ -220,7 +220,7 @@ def test_the_log_says_what_was_read(tmp_path):
     found = pal.audit(mlp, path, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", controls=False, **QUICK)
     log = (tmp_path / "audit" / "log.txt").read_text()
     assert "final.pt, entry 'net'" in log
-    assert "half" in log
+    assert "float16 to float32" in log
     assert found.preflight.samples is None
     assert "--samples" in found.report.read_text()
 

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shlex
 import zipfile
 
@@ -39,7 +40,7 @@ def same(a, b):
 # --- what is read --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".bin"])
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pth", ".ckpt", ".pth.tar", ".bin"])
 def test_a_state_dict_comes_back_as_it_was(tmp_path, suffix):
     assert same(pal.weights.load(saved(tmp_path / f"net{suffix}", dict(STATE))), STATE)
 
@@ -65,7 +66,7 @@ def test_the_only_or_the_usual_entry_is_read_and_named(tmp_path, content, entry)
     found = pal.weights.find(path)
     assert same(found.tensors, STATE)
     assert found.source == (str(path) if entry is None else f"{path}, entry {entry!r}")
-    assert found.others == ("ema" if "ema" in content else "")
+    assert any("ema" in remark for remark in found.remarks) == ("ema" in content)
 
 
 def test_a_key_chooses_among_several_sets_of_weights(tmp_path):
@@ -99,7 +100,9 @@ def test_a_checkpoint_that_contains_itself_is_searched_once(tmp_path):
 @pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
 def test_prefixes_of_wrappers_are_dropped_only_where_all_names_have_them(tmp_path, prefix):
     wrapped = {prefix + name: t for name, t in STATE.items()}
-    assert same(pal.weights.load(saved(tmp_path / "net.pt", wrapped)), STATE)
+    found = pal.weights.find(saved(tmp_path / "net.pt", wrapped))
+    assert same(found.tensors, STATE)
+    assert found.remarks == (f"without the prefix {prefix}",)
     mixed = wrapped | {"other": torch.ones(1)}
     assert pal.weights.load(saved(tmp_path / "net.pt", mixed)).keys() == mixed.keys()
 
@@ -108,7 +111,9 @@ def test_prefixes_of_wrappers_are_dropped_only_where_all_names_have_them(tmp_pat
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_half_precision_becomes_single_and_double_and_counters_stay(tmp_path, dtype, suffix):
     tensors = {"w": torch.randn(3).to(dtype), "count": torch.tensor(7)}
-    found = pal.weights.load(saved(tmp_path / f"net{suffix}", tensors))
+    read = pal.weights.find(saved(tmp_path / f"net{suffix}", tensors))
+    found = read.tensors
+    assert bool(read.remarks) == (dtype != torch.float64)
     assert found["w"].dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert torch.equal(found["w"], tensors["w"].to(found["w"].dtype))
     assert found["count"].dtype == torch.int64
@@ -181,6 +186,24 @@ def test_what_is_no_state_dict_is_refused(tmp_path, name):
         pal.weights.load(saved(tmp_path / "net.pt", content))
 
 
+@pytest.mark.parametrize("kept", [lambda model: model, lambda model: {"epoch": 3, "model": model}])
+def test_the_lines_that_convert_a_pickled_network_work(tmp_path, kept):
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(WeightsError) as caught:
+        pal.weights.load(saved(tmp_path / "net.pt", kept(model)))
+    load, save = re.search(r"lines (saved = .*\)) and (torch\.save\(.*?\))(, with|$)", str(caught.value)).groups()[:2]
+    if isinstance(kept(model), dict):  # here the entry is the network itself
+        save = save.replace('saved["model"]', 'saved["model"].state_dict()')
+    exec(f"{load}\n{save}", {"torch": torch})
+    assert same(pal.weights.load(tmp_path / "net-weights.pt"), model.state_dict())
+
+
+def test_no_line_is_offered_that_would_run_an_attack(tmp_path):
+    with pytest.raises(WeightsError) as caught:
+        pal.weights.load(saved(tmp_path / "net.pt", {"w": Payload(eval, "1")}))
+    assert "weights_only=False" not in str(caught.value)
+
+
 @pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
 def test_missing_foreign_and_damaged_files_are_refused(tmp_path, suffix):
     path = tmp_path / f"net{suffix}"
@@ -192,7 +215,7 @@ def test_missing_foreign_and_damaged_files_are_refused(tmp_path, suffix):
         with pytest.raises(WeightsError, match=f"net{suffix} .*save"):
             pal.weights.load(path)
     with pytest.raises(WeightsError, match=r"give a \.safetensors"):
-        pal.weights.load(tmp_path / "net.ckpt")
+        pal.weights.load(tmp_path / "net.onnx")
 
 
 class Payload:

@@ -204,6 +204,22 @@ def with_pickle(program: bytes, **options) -> bytes:
 
 
 TORCH = torch_archive({"epoch": 3, "state_dict": tensors()})
+MOMENTS = {n: {"step": torch.tensor(3.0), "exp_avg": t.float()} for n, t in enumerate(list(tensors().values())[:2])}
+CHECKPOINT = torch_archive(
+    {"epoch": 3, "model": tensors(), "optimizer": {"state": MOMENTS, "param_groups": [{"lr": 0.1, "params": [0, 1]}]}}
+)
+INDEX = json.dumps({"weight_map": dict.fromkeys(tensors(), "model-00001-of-00001.safetensors")}).encode()
+INDEX_NASTY = [
+    b"",
+    b"{}",
+    b"[" * 1_000_000,
+    b'{"weight_map": ["a"]}',
+    b'{"weight_map": {"a": "model.safetensors.index.json"}}',
+    b'{"weight_map": {"a": "/dev/zero"}}',
+    b'{"weight_map": {"a": "../../a.safetensors"}}',
+    b'{"weight_map": {"a": "\\u0000.safetensors"}}',
+    b'{"weight_map": {"a": {"b": [1]}}}',
+]
 HASHED = b"\x80\x02})" + b"q\x00h\x00\x86" * 100 + b"K\x01s."  # a key that takes 2¹⁰⁰ steps to hash
 TORCH_NASTY = [
     b"",

@@ -15,6 +15,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest import datasets
+from palimpsest.files import optimiser_states
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.runs import folder as runs
 from palimpsest.runs.folder import RunFolder
@@ -125,6 +126,13 @@ def of_weights() -> dict[str, Target]:
     def fitted(name: str) -> Callable[[Path], object]:
         return lambda folder: pal.weights.fit_into(network(), pal.weights.load(folder / name))
 
+    def resumed(folder: Path) -> object:
+        found = pal.weights.find(folder / "last.ckpt")
+        return None if found.optimiser is None else optimiser_states.match(network(), found.optimiser)
+
+    def shards(folder: Path) -> None:
+        (folder / "model-00001-of-00001.safetensors").write_bytes(seeds.WEIGHTS)
+
     inside = [by.zip_member(way) for way in (by.blindly, by.pickle_number, by.pickle_name)]
     archives = [seeds.TORCH, seeds.torch_archive(seeds.tensors())]
     return {
@@ -136,6 +144,11 @@ def of_weights() -> dict[str, Target]:
             file="net.pt", read=fitted("net.pt"), sound=archives, nasty=seeds.TORCH_NASTY,
             ways=[by.zip_directory, *inside],
         ),
+        "weights, index": Target(
+            file="model.safetensors.index.json", prepare=shards, read=fitted("model.safetensors.index.json"),
+            sound=[seeds.INDEX], nasty=seeds.INDEX_NASTY, ways=[by.json_text],
+        ),
+        "training checkpoint": Target(file="last.ckpt", read=resumed, sound=[seeds.CHECKPOINT], ways=inside),
     }  # fmt: skip
 
 

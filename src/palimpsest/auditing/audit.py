@@ -17,7 +17,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -58,6 +58,7 @@ def audit(
     *,
     image_shape: Sequence[int],
     out: Path | str,
+    network_args: Mapping[str, Any] | None = None,
     initial: Path | str | Mapping[str, Tensor] | None = None,
     truth: Truth | None = None,
     key: str | None = None,
@@ -83,10 +84,11 @@ def audit(
 
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
-            ``"path/to/file.py:function"``. It is called several times without arguments. ``lambda: model`` also works.
+            ``"path/to/file.py:function"``. It is called several times. ``lambda: model`` also works.
         weights: the trained weights, a state dict or a file that holds one.
         image_shape: channels, height and width of the network's input.
         out: the run folder. If it holds this audit unfinished, the audit continues there.
+        network_args: keyword arguments of that function, for example ``{"num_classes": 10}``.
         initial: the weights before training, if known. Far more can be read with them.
         truth: the training images, if you have them. Only the scores and the floor use them.
         key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
@@ -125,7 +127,10 @@ def audit(
     """
     began, given = time.monotonic(), locals()
     options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
-    examined = subject(network, weights, initial=initial, image_shape=image_shape, key=key, initial_key=initial_key)
+    examined = subject(
+        network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
+        initial_key=initial_key,
+    )  # fmt: skip
     check_start(examined)
     check_method(examined, method)
     with RunFolder(out).locked(create=True) as folder:

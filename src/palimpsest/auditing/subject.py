@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,7 +23,7 @@ from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNet
 from palimpsest.files import weights
 from palimpsest.objectives import smoothing
 
-Factory = Callable[[], nn.Module]
+Factory = Callable[..., nn.Module]
 PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
 PROBES = 2  # images that a network is tried on
 
@@ -45,6 +46,7 @@ def subject(
     network: str | Factory,
     trained: Path | str | Mapping[str, Tensor],
     *,
+    network_args: Mapping[str, Any] | None = None,
     initial: Path | str | Mapping[str, Tensor] | None = None,
     image_shape: Sequence[int],
     key: str | None = None,
@@ -57,6 +59,7 @@ def subject(
     Args:
         network: a function that makes the network, or its place, as for `pal.audit`.
         trained: the trained weights, a state dict or a file that holds one.
+        network_args: keyword arguments of that function.
         initial: the weights before training, if known.
         image_shape: channels, height and width of the network's input.
         key: the entry of the file that holds the weights.
@@ -73,26 +76,28 @@ def subject(
     if isinstance(network, nn.Module):
         raise InvalidInputError("the network is a module; give a function that makes it, such as lambda: network")
     shape = tuple(image_shape)
-    fresh = guarded(factory(network) if isinstance(network, str) else network, shape)
+    make = factory(network) if isinstance(network, str) else network
+    fresh = guarded(partial(make, **(network_args or {})), shape)
     model, start = fresh(), None
-    remarks = [_load(model, trained, key, "the trained weights")]
+    θ, remark = _fitted(model, trained, key, "the trained weights")
+    remarks = [remark]
     if initial is not None:
-        untrained = fresh()
-        remarks.append(_load(untrained, initial, initial_key, "the initial weights"))
-        start = {name: value.detach().clone() for name, value in untrained.state_dict().items()}
+        start, remark = _fitted(model, initial, initial_key, "the initial weights")
+        remarks.append(remark)
+    model.load_state_dict(θ)
     with _refusing_failures(shape):
         smoothing.check(model, probe(shape), PROBE_SHARPNESS)
     outputs = math.prod(_outputs(model, shape).shape[1:])
     return Subject(model, start, shape, outputs, fresh, tuple(remarks))
 
 
-def _load(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> str:
-    """Put weights into the network, and say which ones."""
+def _fitted(
+    model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str
+) -> tuple[dict[str, Tensor], str]:
+    """Weights for the network, apart from the caller's, and a remark that says which ones."""
     found = weights.find(source, key)
-    weights.fit_into(model, found.tensors, what=f"{what} ({found.source})")
-    converted = ", converted from half to single precision" if found.half else ""
-    others = f"; other entries with weights: {found.others}" if found.others else ""
-    return f"{what} are those of {found.source}{converted}{others}"
+    fitted = weights.fitted(model, found.tensors, what=f"{what} ({found.source})")
+    return {name: t.clone() for name, t in fitted.items()}, f"{what} are those of {found}"
 
 
 # --- the author's code ---------------------------------------------------------------------------
@@ -119,9 +124,9 @@ def factory(specification: str) -> Factory:
     if not callable(function):
         raise InvalidInputError(f"{place} does not have a function {name}; name one that returns the network")
 
-    def make() -> nn.Module:
+    def make(**arguments: Any) -> nn.Module:
         with _first_on_path(folder):
-            return function()
+            return function(**arguments)
 
     return make
 
@@ -179,7 +184,7 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
             model = copy.deepcopy(original)
         except (Exception, SystemExit) as error:
             raise InvalidInputError(
-                f"the factory failed with {_first_line(error)}; it must work when called without arguments"
+                f"the factory failed with {_first_line(error)}; it must work with the arguments in --network-args alone"
             ) from error
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")

@@ -10,7 +10,7 @@ import tyro
 
 from palimpsest import auditing
 from palimpsest.auditing import truth
-from palimpsest.cli.shared import Device, image_shape, resumable, torch_device
+from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
 from palimpsest.runs.journal import printable
 
@@ -31,9 +31,11 @@ class AuditCommand:
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
-    """The trained weights: a .safetensors file, or a state dict or a checkpoint saved by torch."""
+    """The trained weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
+    network_args: str | None = None
+    """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
     """The weights before training, if known. They allow far better reconstructions."""
     key: str | None = None
@@ -64,6 +66,7 @@ class AuditCommand:
                 self.weights,
                 image_shape=shape,
                 out=self.out,
+                network_args=None if self.network_args is None else json_object(self.network_args, "--network-args"),
                 initial=self.initial,
                 key=self.key,
                 initial_key=self.initial_key,

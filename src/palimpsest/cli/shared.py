@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from tqdm import tqdm
 
 from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.files.storage import parse_json
 
 Device = Literal["auto", "cpu", "cuda"]
 
@@ -41,6 +42,13 @@ def image_shape(text: str) -> tuple[int, ...]:
     if len(parts) != 3 or not all(part.strip().isdecimal() for part in parts):
         raise InvalidInputError(f"the shape is {text!r}; give channels, height and width, such as 3,32,32")
     return tuple(map(int, parts))
+
+
+def json_object(text: str, option: str) -> dict[str, Any]:
+    try:
+        return parse_json(text)
+    except ValueError as error:
+        raise InvalidInputError(f"{option} is not a JSON object; write it like '{{\"name\": 10}}'") from error
 
 
 def bar(total: int, **options: object) -> tqdm:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import pickletools
 import struct
+import sys
 import zipfile
 from pathlib import Path
 
@@ -25,6 +26,7 @@ LARGEST_TUPLE = 10_000  # with its content, counted as often as it occurs: this 
 END = struct.Struct("<4s4H2LH")  # the zip directory's end; the last field is the length of a comment
 NAMES = {
     "argparse Namespace",
+    "collections Counter",
     "collections OrderedDict",
     "torch device",
     "torch._utils _rebuild_parameter",
@@ -40,8 +42,14 @@ OPERATIONS = set(
 )
 
 
+SAVE_AGAIN = "save model.state_dict() again, best as .safetensors"
+
+
 class _NotPlainError(Exception):
-    """Says what is wrong with an archive."""
+    """Says what is wrong with an archive, and what to do."""
+
+    def __init__(self, reason: str, remedy: str = SAVE_AGAIN) -> None:
+        super().__init__(f"{reason}; {remedy}")
 
 
 def check(path: Path) -> None:
@@ -53,10 +61,10 @@ def check(path: Path) -> None:
             members = archive.infolist()
             _check_members(archive, members, path)
             program = archive.read(next(m for m in members if m.filename.endswith("/data.pkl")))
-        _check_program(program)
+        _check_program(program, path)
     except Exception as error:  # damaged bytes make their readers raise anything at all
-        reason = error if isinstance(error, _NotPlainError) else "is damaged"
-        raise WeightsError(f"{path} {reason}; save model.state_dict() again, best as .safetensors") from error
+        reason = error if isinstance(error, _NotPlainError) else _NotPlainError("is damaged")
+        raise WeightsError(f"{path} {reason}") from error
 
 
 def _check_members(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], path: Path) -> None:
@@ -79,15 +87,27 @@ def _check_members(archive: zipfile.ZipFile, members: list[zipfile.ZipInfo], pat
         raise _NotPlainError("has data before or after its archive")
 
 
-def _check_program(program: bytes) -> None:
+def _remedy(path: Path, name: str, *, whole: bool) -> str:
+    """The two lines that convert a pickled network, or a checkpoint with other objects, if it is not an attack."""
+    if name.partition(" ")[0].partition(".")[0] in {*sys.stdlib_module_names, "__builtin__"}:
+        return SAVE_AGAIN
+    weights, which = ("saved.state_dict()", "") if whole else ('saved["model"]', ", with the entry of the state dict")
+    load = f"saved = torch.load({str(path)!r}, weights_only=False)"
+    save = f"torch.save({weights}, {str(path.with_name(f'{path.stem}-weights.pt'))!r})"
+    return f"if you trust the file, convert it by the lines {load} and {save}{which}"
+
+
+def _check_program(program: bytes, path: Path) -> None:
     """Walk through a pickle without running it. Of every value only its size as a tuple is kept."""
     stack: list[int | None] = []  # None: a mark
     memo: dict[int, int] = {}
     for count, (operation, argument, _) in enumerate(pickletools.genops(program)):
         name = operation.name
-        if name not in OPERATIONS or (name == "GLOBAL" and argument not in NAMES):
-            what = str(argument).replace(" ", ".")[:80] if name == "GLOBAL" else "Python objects"
-            raise _NotPlainError(f"holds {what}, but only dense real tensors and plain values are allowed")
+        if name == "GLOBAL" and argument not in NAMES:
+            what = f"{str(argument).replace(' ', '.')[:80]}, but only dense real tensors and plain values are allowed"
+            raise _NotPlainError(f"holds {what}", _remedy(path, str(argument), whole=count <= 1))
+        if name not in OPERATIONS:
+            raise _NotPlainError("holds Python objects, but only dense real tensors and plain values are allowed")
         if count > MOST_OPERATIONS:
             raise _NotPlainError("has a description of its tensors that is too long")
         if name in ("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"):

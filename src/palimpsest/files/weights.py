@@ -1,52 +1,57 @@
-"""Reads other people's weights. Nothing in a file is executed, and memory is taken only for its actual content."""
+"""Reads other people's weights, and puts them into a network. `formats` reads the files."""
 
 from __future__ import annotations
 
-import argparse
-import math
-import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeGuard
 
-import safetensors
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from palimpsest.errors import InvalidInputError, NonFiniteError, WeightsError
-from palimpsest.execution import resources
-from palimpsest.files import archives
+from palimpsest.files import formats
+from palimpsest.files.formats import some
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights among other things
+COUNTERS = ("global_step", "step", "iteration", "iter", "epoch")  # where they keep the time, the finest first
 PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
-MOST_DIMENSIONS = 16
-SHOWN = 4  # entries of each kind that an error names
 
 
 @dataclass(frozen=True)
 class Found:
-    """Weights, and what a user should know about how they were read."""
+    """Weights, and everything else that a training checkpoint says."""
 
     tensors: dict[str, Tensor]
     source: str
     """The file and, inside a checkpoint, the entry."""
-    others: str
-    """Other entries of the checkpoint that hold weights, or the empty string."""
-    half: bool
-    """Whether some numbers were stored with less than single precision."""
+    remarks: tuple[str, ...] = ()
+    """Conversions, and other entries that hold weights."""
+    optimiser: Mapping | None = None
+    """The optimiser's state dict, for `optimiser_states.match`. None if there is none, or if there are several."""
+    counters: dict[str, float] = field(default_factory=dict)
+    """The numbers of steps and epochs, by the name of their entry."""
+
+    @property
+    def step(self) -> float | None:
+        """The number of steps or, if it is unknown, of epochs."""
+        return next(iter(self.counters.values()), None)
+
+    def __str__(self) -> str:
+        return "; ".join((self.source, *self.remarks))
 
 
 def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
-    """Read the tensors of a ``.safetensors`` file, or of a state dict that ``torch.save`` wrote.
+    """Read the tensors of a ``.safetensors`` file, of its shards, or of a state dict that ``torch.save`` wrote.
 
     Nothing in the file is executed. A checkpoint may hold the state dict under "state_dict", "model_state_dict" or
     "model", or as its only state dict. The prefixes of wrappers ("module.", "_orig_mod.") are removed if all names have
     them. Half precision becomes single precision. Buffers of whole numbers do not change.
 
     Args:
-        path: the file.
+        path: the file; of shards, their index or their folder.
         key: the entry that holds the weights, for example ``"ema.state_dict"``. A single entry is found without it.
 
     Examples:
@@ -60,23 +65,47 @@ def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
 
 
 def find(source: Path | str | Mapping, key: str | None = None) -> Found:
-    """The result of :func:`load`, with its source. A mapping also works, such as a loaded checkpoint."""
+    """Read weights with all that a training checkpoint says beside them.
+
+    Args:
+        source: a file, as for `load`, or a mapping, such as a loaded checkpoint.
+        key: the entry that holds the weights.
+
+    Examples:
+        >>> model = nn.Linear(2, 1)
+        >>> optimiser = torch.optim.SGD(model.parameters(), momentum=0.9)
+        >>> found = find({"epoch": 3, "model": model.state_dict(), "optimizer": optimiser.state_dict()})
+        >>> found.source, found.step, list(found.optimiser)
+        ("the mapping, entry 'model'", 3.0, ['state', 'param_groups'])
+    """
     name = "the mapping" if isinstance(source, Mapping) else str(source)
-    content = source if isinstance(source, Mapping) else _content(Path(source))
+    content = source if isinstance(source, Mapping) else formats.content(Path(source))
     entry, tensors = _state_dict(name, content, key)
-    others = [] if not isinstance(content, Mapping) or not entry else [n for n in _state_dicts(content) if n != entry]
     if not tensors:
         raise WeightsError(f"{name} does not hold a tensor; save model.state_dict()")
+    rest = content if entry and isinstance(content, Mapping) else {}
+    optimisers = _optimisers(rest)
     if not isinstance(source, Mapping):
-        for each, t in tensors.items():
-            _check_kind(name, each, t)
-        _check_room(name, sum(t.numel() for t in tensors.values()))
+        _check(name, tensors, optimisers)
+    prefix = _prefix(tensors)
     return Found(
-        {each: _plain(t) for each, t in _unwrapped(tensors).items()},
+        {each.removeprefix(prefix): _plain(t) for each, t in tensors.items()},
         f"{name}, entry {entry!r}" if entry else name,
-        _some(others),
-        any(_is_short(t) for t in tensors.values()),
+        _remarks(tensors, prefix, len(optimisers), [other for other in _state_dicts(rest) if other != entry]),
+        optimisers[0] if len(optimisers) == 1 else None,
+        _counters(rest),
     )
+
+
+def _remarks(tensors: Mapping[str, Tensor], prefix: str, optimisers: int, others: list[str]) -> tuple[str, ...]:
+    short = sorted({str(t.dtype).removeprefix("torch.") for t in tensors.values() if _is_short(t)})
+    remarks = {
+        f"converted from {' and '.join(short)} to float32": short,
+        f"without the prefix {prefix}": prefix,
+        f"other entries with weights: {some(others)}": others,
+        f"the states of {optimisers} optimisers are not read": optimisers > 1,
+    }
+    return tuple(remark for remark, holds in remarks.items() if holds)
 
 
 def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "the weights") -> None:
@@ -96,9 +125,14 @@ def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "th
         >>> layer.weight.tolist()
         [[1.0, 1.0]]
     """
+    model.load_state_dict(fitted(model, weights, what=what))
+
+
+def fitted(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "the weights") -> dict[str, Tensor]:
+    """The weights under the network's names and in its precision, or the reason why they do not fit it."""
     own = model.state_dict()
     if lazy := [name for name, t in own.items() if is_lazy(t)]:
-        raise InvalidInputError(f"the network does not know the shape of {_some(lazy)} yet; run it on an image first")
+        raise InvalidInputError(f"the network does not know the shape of {some(lazy)} yet; run it on an image first")
     weights = _with_every_name(model, _without_prefix(weights, own))
     missing = [name for name in own if name not in weights]
     extra = [name for name in weights if name not in own]
@@ -108,14 +142,15 @@ def fit_into(model: nn.Module, weights: Mapping[str, Tensor], *, what: str = "th
         if name in weights and _shape(weights[name]) != _shape(own[name])
     ]
     kinds = {"missing": missing, "not in the network": extra, "of another shape": odd}
-    if found := [f"{kind}: {_some(names)}" for kind, names in kinds.items() if names]:
+    if found := [f"{kind}: {some(names)}" for kind, names in kinds.items() if names]:
         raise WeightsError(f"{what} do not fit the network ({'; '.join(found)}); give the weights of this network")
+    weights = {name: weights[name].detach().to(t.device, t.dtype) for name, t in own.items()}
     if broken := [name for name, t in weights.items() if t.is_floating_point() and not t.isfinite().all()]:
-        raise NonFiniteError(f"{what} hold NaN or infinity in {_some(broken)}; give finite weights")
+        raise NonFiniteError(f"{what} hold NaN or infinity in {some(broken)}; give finite weights")
     for names in _shared(model):
         if any(not torch.equal(weights[names[0]], weights[name]) for name in names[1:]):
-            raise WeightsError(f"{what} differ in {_some(names)}, one parameter; give the weights of this network")
-    model.load_state_dict(dict(weights))
+            raise WeightsError(f"{what} differ in {some(names)}, one parameter; give the weights of this network")
+    return weights
 
 
 def _without_prefix(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
@@ -149,55 +184,6 @@ def _shape(t: Tensor) -> str:
     return ("" if t.is_floating_point() else "whole ") + str(tuple(t.shape))
 
 
-def _some(names: Iterable[str]) -> str:
-    """A few names, shortened if a hostile file made them long.
-
-    >>> _some("abcdefg")
-    'a, b, c, d and 3 more'
-    """
-    names = [name if len(name) <= 100 else f"{name[:100]}…" for name in names]
-    return ", ".join(names[:SHOWN]) + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
-
-
-# --- the two formats ---------------------------------------------------------------------------------
-
-
-def _content(path: Path) -> object:
-    readers = {".safetensors": _safetensors} | dict.fromkeys((".pt", ".pth", ".bin"), _torch_archive)
-    if path.suffix not in readers:
-        raise WeightsError(f"{path} is not a file of weights; give a .safetensors, .pt, .pth or .bin file")
-    if not path.is_file():
-        raise WeightsError(f"there is no file {path}; check the path")
-    return readers[path.suffix](path)
-
-
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:  # checks the header against the file's length
-            names = list(file.keys())
-            shapes = {name: file.get_slice(name).get_shape() for name in names}
-            for name in names:
-                _check_shape(path, name, shapes[name])
-            _check_room(path, sum(math.prod(shape) for shape in shapes.values()))
-            return {name: file.get_tensor(name) for name in names}
-    except (safetensors.SafetensorError, OSError, ValueError, RuntimeError, TypeError, KeyError) as error:
-        if isinstance(error, WeightsError):
-            raise
-        raise WeightsError(f"{path} is not a safetensors file, or it is damaged; save the weights again") from error
-
-
-def _torch_archive(path: Path) -> object:
-    archives.check(path)
-    _check_room(path, path.stat().st_size // 4)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about deprecated content
-            with torch.serialization.safe_globals([argparse.Namespace]):  # in which training scripts keep options
-                return torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # hostile or damaged files make their readers raise anything at all
-        raise WeightsError(f"{path} holds more than tensors, or is damaged; save model.state_dict() alone") from error
-
-
 # --- where in a file the weights are -------------------------------------------------------------------
 
 
@@ -206,7 +192,7 @@ def _state_dict(path: str, content: object, key: str | None) -> tuple[str, dict[
     if not isinstance(content, Mapping):
         raise WeightsError(f"{path} holds a {type(content).__name__}; save model.state_dict()")
     inside = _state_dicts(content)
-    choice = f"; the entries with weights are {_some(inside)}" if inside else ""
+    choice = f"; the entries with weights are {some(inside)}" if inside else ""
     if key is not None:
         chosen = _under(content, key)
         if not _is_state_dict(chosen):
@@ -241,7 +227,7 @@ def _state_dicts(content: Mapping) -> dict[str, Mapping[str, Tensor]]:
     while ahead:
         place, mapping = ahead.pop()
         for name, value in mapping.items():
-            if not isinstance(name, str) or not isinstance(value, Mapping):
+            if not isinstance(name, str) or not isinstance(value, Mapping) or _is_optimiser(value):
                 continue
             if id(value) not in holds_weights:
                 holds_weights[id(value)] = _is_state_dict(value)
@@ -264,22 +250,31 @@ def _under(content: object, key: str) -> object:
     return {name[len(start) :]: t for name, t in content.items() if isinstance(name, str) and name.startswith(start)}
 
 
-def _check_shape(path: Path | str, name: str, shape: Iterable[int]) -> None:
-    if len(list(shape)) > MOST_DIMENSIONS:
-        raise WeightsError(f"{path} holds {_some([name])} with more than {MOST_DIMENSIONS} dimensions; remove it")
+def _check(path: str, tensors: Mapping[str, Tensor], optimisers: list[Mapping]) -> None:
+    """Refuse tensors that are not what they claim to be, and more of them than fit into memory."""
+    states = [state for optimiser in optimisers for state in optimiser["state"].values() if isinstance(state, Mapping)]
+    for name, t in (each for mapping in (tensors, *states) for each in mapping.items()):
+        if isinstance(t, Tensor):
+            formats.check_kind(path, str(name), t)
+    formats.check_room(path, sum(t.numel() for t in tensors.values()))
 
 
-def _check_kind(path: Path | str, name: str, t: Tensor) -> None:
-    """Dense, real, on the CPU, with memory for every number."""
-    _check_shape(path, name, t.shape)
-    plain = t.layout is torch.strided and t.device.type == "cpu" and not t.is_quantized and not t.is_complex()
-    if not plain or t.numel() * t.element_size() > t.untyped_storage().nbytes():
-        raise WeightsError(f"{path} holds {_some([name])}, which is not dense and real; save dense real tensors")
+def _optimisers(content: Mapping) -> list[Mapping]:
+    """The state dicts of optimisers among a checkpoint's entries, which may be lists of them."""
+    entries = [each for value in content.values() for each in (value if isinstance(value, list) else [value])]
+    return [each for each in entries if _is_optimiser(each)]
 
 
-def _check_room(path: Path | str, numbers: int) -> None:
-    """Memory for the tensors in the file, and again for those in the network."""
-    resources.require_memory(2 * 4 * numbers, of=f"reading {path}", remedy="use a machine with more")
+def _is_optimiser(content: object) -> TypeGuard[Mapping]:
+    return isinstance(content, Mapping) and isinstance(content.get("state"), Mapping) and "param_groups" in content
+
+
+def _counters(content: Mapping) -> dict[str, float]:
+    """The numbers of steps and epochs that a checkpoint states."""
+    found = {name: content[name] for name in COUNTERS if name in content}
+    tensors = {name: t for name, t in found.items() if isinstance(t, Tensor) and t.numel() == 1}
+    found |= {name: t.item() for name, t in tensors.items() if formats.is_plain(t)}
+    return {name: float(n) for name, n in found.items() if type(n) in (int, float) and abs(n) < 2**63}
 
 
 def _plain(t: Tensor) -> Tensor:
@@ -291,8 +286,13 @@ def _is_short(t: Tensor) -> bool:
     return t.is_floating_point() and t.element_size() < 4
 
 
-def _unwrapped(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Names without the prefixes that all of them have, in any order."""
-    while prefix := next((p for p in PREFIXES if all(name.startswith(p) for name in tensors)), None):
-        tensors = {name.removeprefix(prefix): t for name, t in tensors.items()}
-    return tensors
+def _prefix(names: Iterable[str]) -> str:
+    """The wrappers' prefixes that all names have, in any order.
+
+    >>> _prefix(["module._orig_mod.weight", "module._orig_mod.bias"])
+    'module._orig_mod.'
+    """
+    names, found = list(names), ""
+    while more := next((p for p in PREFIXES if all(name.startswith(found + p) for name in names)), ""):
+        found += more
+    return found
