@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from palimpsest.execution import Execution
     from palimpsest.files import storage, weights
     from palimpsest.identifiability import identify
-    from palimpsest.methods import KKT, NTK, MulticlassKKT
+    from palimpsest.methods import KKT, NTK, Gradient, MulticlassKKT, Path, moments, undo_adam
     from palimpsest.objectives.spaces import Subspace
     from palimpsest.scoring import score
     from palimpsest.solver import merging, optimisers, priors, raw, splitting
@@ -32,8 +32,10 @@ __all__ = [
     "NTK",
     "Callback",
     "Execution",
+    "Gradient",
     "Merging",
     "MulticlassKKT",
+    "Path",
     "Reconstruction",
     "Splitting",
     "Subspace",
@@ -46,6 +48,7 @@ __all__ = [
     "identifiability",
     "identify",
     "merging",
+    "moments",
     "networks",
     "optimisers",
     "priors",
@@ -57,6 +60,7 @@ __all__ = [
     "splitting",
     "storage",
     "train",
+    "undo_adam",
     "weights",
 ]
 
@@ -65,17 +69,21 @@ _HOME = {  # the module of each name that is not itself a module; the imports ab
     "NTK": "methods",
     "Callback": "solver.callbacks",
     "Execution": "execution",
+    "Gradient": "methods",
     "Merging": "solver.merging",
     "MulticlassKKT": "methods",
+    "Path": "methods",
     "Reconstruction": "solver.reconstruction",
     "Splitting": "solver.splitting",
     "Subspace": "objectives.spaces",
     "audit": "auditing.audit",
     "certify": "solver.stationarity",
     "identify": "identifiability",
+    "moments": "methods",
     "reconstruct": "solver.reconstruction",
     "score": "scoring",
     "train": "training",
+    "undo_adam": "methods",
 }
 _MODULES = {  # modules that are public under a shorter name
     "merging": "solver.merging",
