@@ -142,14 +142,15 @@ def test_states_that_cannot_be_used_are_refused():
     rules = {
         "plain": torch.optim.SGD(model.parameters(), lr=1e-3),
         "momentum": torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9),
-        "reversed": torch.optim.Adam(reversed(list(model.parameters()))),
+        "foreign": torch.optim.Adam(other.parameters()),
         "adam": torch.optim.Adam(model.parameters()),
     }
+    other(torch.randn(2, 1, 3, 3).double()).sum().backward()
     for rule in rules.values():
         steps_of(rule, model, x, y, 1)
     found = {name: copy.deepcopy(rule.state_dict()) for name, rule in rules.items()}
     adam, momentum = found["adam"], found["momentum"]
-    for state in (found["plain"], found["reversed"], {}, None, {"state": {}, "param_groups": []}):
+    for state in (found["plain"], found["foreign"], {}, None, {"state": {}, "param_groups": []}):
         with pytest.raises(InvalidInputError):
             pal.moments(model, state)
     for arguments in ({"previous": momentum}, {"previous": adam}, {"previous": found["plain"], "steps": 1}):

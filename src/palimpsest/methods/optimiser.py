@@ -12,14 +12,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.methods.optimiser_states import match
 from palimpsest.objectives.binding import matching
 
 KINDS = ("exp_avg", "momentum_buffer")  # of Adam and its relatives, and of SGD
-OptimiserState = Mapping[str, Any]
+StateDict = Mapping[str, Any]
 
 
 def moments(
-    model: nn.Module, optimiser: OptimiserState, *, previous: OptimiserState | None = None, steps: int | None = None
+    model: nn.Module, optimiser: StateDict, *, previous: StateDict | None = None, steps: int | None = None
 ) -> dict[str, Tensor]:
     """The first moment that an optimiser keeps of each parameter: Adam's ``exp_avg``, SGD's ``momentum_buffer``.
 
@@ -27,8 +28,8 @@ def moments(
 
     Args:
         model: the network whose parameters were trained.
-        optimiser: ``optimizer.state_dict()``. Its parameters must be in the order of ``model.named_parameters()``: all
-            of them or those that are trained, in any number of groups.
+        optimiser: ``optimizer.state_dict()``. Its parameters may be in any number of groups, and some may be missing.
+            If they do not have names, order and shapes must leave no choice.
         previous: an earlier state of the same optimiser.
         steps: s. Adam's state counts its steps, so only SGD needs it.
 
@@ -40,19 +41,19 @@ def moments(
         >>> rule.step()
         >>> objective = pal.Gradient(model, moments(model, rule.state_dict()))
     """
-    now = _by_name(model, optimiser)
-    found = {name: values[kind] for name, values in now.items() for kind in KINDS if kind in values}
+    now = match(model, optimiser)
+    found = now.moment(*KINDS)
     if not found:
         raise InvalidInputError("the optimiser does not keep a first moment; use Adam, or SGD with momentum")
     if previous is None:
         return found
-    before = _by_name(model, previous)
-    earlier = {name: before[name][kind] for name in found for kind in KINDS if kind in before.get(name, {})}
-    earlier = matching(earlier, found, "the moments of the earlier state")
-    return {name: m - _kept(now[name], before[name], steps) * earlier[name] for name, m in found.items()}
+    before = match(model, previous)
+    earlier = matching(before.moment(*KINDS), found, "the moments of the earlier state")
+    ends = {name: (before.states[name].get("step"), now.states[name].get("step")) for name in found}
+    return {name: m - _kept(now.settings[name], *ends[name], steps) * earlier[name] for name, m in found.items()}
 
 
-def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: OptimiserState) -> dict[str, Tensor]:
+def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: StateDict) -> dict[str, Tensor]:
     """Δθ ∘ (√v̂ + ε): the change of the weights, without the factors by which Adam scaled each gradient.
 
     v̂ is Adam's second moment at the end, without its bias. Adam's own factors changed during the training, so this is
@@ -72,48 +73,26 @@ def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: Optimi
         >>> rule.step()
         >>> objective = pal.Gradient(model, undo_adam(model, initial, rule.state_dict()), tangent=initial)
     """
-    states = {name: values for name, values in _by_name(model, optimiser).items() if "exp_avg_sq" in values}
-    if not states:
+    matched = match(model, optimiser)
+    second = matched.moment("exp_avg_sq")
+    if not second:
         raise InvalidInputError("the optimiser does not keep a second moment; use the state of Adam")
-    θ = {name: model.get_parameter(name).detach() for name in states}
+    θ = {name: model.get_parameter(name).detach() for name in second}
     θ_0 = matching(initial, θ)
 
-    def divisor(values: Mapping[str, Any]) -> Tensor:
-        unbiased = values["exp_avg_sq"] / (1 - values["betas"][1] ** float(values["step"]))
-        return unbiased.sqrt() + values["eps"]
+    def divisor(name: str) -> Tensor:
+        settings, step = matched.settings[name], matched.states[name]["step"]
+        return (second[name] / (1 - settings["betas"][1] ** step)).sqrt() + settings["eps"]
 
-    return {name: (θ[name] - θ_0[name]) * divisor(states[name]).to(θ[name]) for name in θ}
-
-
-def _by_name(model: nn.Module, optimiser: OptimiserState) -> dict[str, dict[str, Any]]:
-    """The state of each parameter with the settings of its group, by the parameter's name."""
-    if not isinstance(optimiser, Mapping) or not {"state", "param_groups"} <= optimiser.keys():
-        raise InvalidInputError("this is not the state of an optimiser; give optimizer.state_dict()")
-    settings = {index: group for group in optimiser["param_groups"] for index in group["params"]}
-    parameters = dict(model.named_parameters())
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
-    known = parameters if len(settings) == len(parameters) else trained
-    if len(settings) != len(known):
-        raise InvalidInputError(f"the optimiser has {len(settings)} parameters, but the network trains {len(known)}; "
-                                "set requires_grad on the trained ones")  # fmt: skip
-    named: dict[str, dict[str, Any]] = {}
-    for (name, p), (index, group) in zip(known.items(), settings.items(), strict=True):
-        values = optimiser["state"].get(index)
-        if values is None:  # it never received a gradient
-            continue
-        kept = {key: t for key, t in values.items() if isinstance(t, Tensor) and t.ndim}
-        if any(t.shape != p.shape for t in kept.values()):
-            raise InvalidInputError(f"the optimiser's state does not fit {name!r}; give it the order of the network's "
-                                    "parameters")  # fmt: skip
-        named[name] = dict(group) | dict(values)
-    return named
+    return {name: (θ[name] - θ_0[name]) * divisor(name).to(θ[name]) for name in θ}
 
 
-def _kept(now: Mapping[str, Any], before: Mapping[str, Any], steps: int | None) -> float:
+def _kept(settings: Mapping[str, Any], before: float | None, now: float | None, steps: int | None) -> float:
     """βˢ: the share of the earlier moment in the present one."""
-    if steps is None and not ("step" in now and "step" in before):
+    if steps is None and (before is None or now is None):
         raise InvalidInputError("the optimiser does not count its steps; give steps, the number between the two states")
-    s = steps if steps is not None else int(now["step"]) - int(before["step"])
+    s = steps if before is None or now is None or steps is not None else int(now - before)
+    assert s is not None
     if s <= 0:
         raise InvalidInputError(f"the earlier state is {-s} steps later; give the states in order")
-    return float(now["betas"][0] if "betas" in now else now["momentum"]) ** s
+    return float(settings["betas"][0] if "betas" in settings else settings["momentum"]) ** s
