@@ -233,9 +233,9 @@ def test_checkpoints_that_cannot_be_used_are_refused():
                   [first, {}, last], [first, None, last]):  # fmt: skip
         with pytest.raises(InvalidInputError):
             pal.Path(model, wrong)
-    with pytest.raises(InvalidInputError, match="2 and 3"):
+    with pytest.raises(InvalidInputError, match="segment 2"):
         pal.Path(model, [first, second, second, last])
-    with pytest.raises(InvalidInputError, match="checkpoint 2"):
+    with pytest.raises(InvalidInputError, match="segment 1"):
         pal.Path(model, [first, other, last])
     for options in ({"at": ()}, {"shrinkage": (1.0, 1.0)}, {"whitening": 2}, {"weights": {"no": 1.0}}):
         with pytest.raises(InvalidInputError):
