@@ -87,7 +87,9 @@ def _close(before: list[float], now: list[float]) -> bool:
 
 def _checksum(examined: Subject, truth: Truth | None) -> str:
     checksum = hashlib.sha256()
-    tensors = [*examined.model.state_dict().values(), *(examined.initial or {}).values()]
+    states = [examined.model.state_dict(), examined.initial, examined.moment]
+    states += [state for segment in examined.segments for state in segment]
+    tensors = [t for state in states for t in (state or {}).values()]
     if truth is not None:
         tensors += [truth.seen, truth.labels, *([] if truth.held_out is None else [truth.held_out])]
     for t in tensors:

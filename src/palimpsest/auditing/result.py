@@ -23,6 +23,7 @@ class Audit(Evidence):
         plan: every choice of this audit.
         score: the candidates scored against the training images, if these were given.
         report: the path of the report.
+        optimiser: the same for the optimiser's state alone, if the file of the weights holds one.
     """
 
     verdict: AuditVerdict
@@ -30,6 +31,7 @@ class Audit(Evidence):
     plan: Plan
     score: Score | None
     report: Path
+    optimiser: Audit | None = None
 
     @property
     def advice(self) -> str:

@@ -14,7 +14,7 @@ read.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -31,6 +31,7 @@ SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes lea
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
+WITHOUT_OPTIMISER = "Do not publish the optimiser's state."
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 
@@ -178,6 +179,16 @@ def judge(e: Evidence) -> AuditVerdict:
     )
 
 
+def combined(weights: AuditVerdict, optimiser: AuditVerdict) -> AuditVerdict:
+    """The headline of both readings: that of the weights, unless the optimiser's state is a greater worry."""
+    leaks, safe = optimiser.outcome is Outcome.LEAKAGE, weights.outcome is Outcome.NO_EVIDENCE
+    worse = leaks or (safe and optimiser.outcome is not Outcome.NO_EVIDENCE)
+    chosen = weights
+    if worse and weights.outcome is not Outcome.LEAKAGE:
+        chosen = replace(optimiser, sentence=f"The optimiser's state: {optimiser.sentence}")
+    return replace(chosen, advice=f"{WITHOUT_OPTIMISER} {weights.advice}".strip()) if leaks else chosen
+
+
 # --- the rules, in the order in which they apply -----------------------------------------------------------------
 
 Reasons = Iterator[tuple[str, str]]  # why a verdict is not a claim, and how to get a better answer
@@ -208,7 +219,7 @@ def _obstacles(e: Evidence) -> Reasons:
     if e.floor is not None and e.floor > DESCRIBED:
         unexplained = f"The training images leave {e.floor:.0%} of its target unexplained"
         advice = "Give the initial weights by --initial. Without them, only very long training can be read."
-        if e.method == "ntk":
+        if e.method in ("ntk", "path", "gradient"):
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield f"the method does not describe this training. {unexplained}", advice
     if e.negative is None:

@@ -122,9 +122,7 @@ def segments_of(checkpoints: Checkpoints) -> list[tuple[Mapping[str, Tensor], Ma
     return list(pairwise(states))  # type: ignore[arg-type]
 
 
-def _read(
-    model: nn.Module, checkpoints: Checkpoints
-) -> tuple[list[tuple[Parameters, Parameters]], list[Parameters]]:
+def _read(model: nn.Module, checkpoints: Checkpoints) -> tuple[list[tuple[Parameters, Parameters]], list[Parameters]]:
     """The trained parameters at both ends of each segment, and the other tensors at its end."""
     θ = parameters_of(model)
     rest = {name: t for name, t in model.state_dict().items() if name not in θ and t.is_floating_point()}

@@ -29,7 +29,7 @@ from palimpsest.runs.problems import METHODS, Within, problem
 from palimpsest.runs.train import TrainedRun
 from palimpsest.solver.callbacks import Callback
 
-NODES = {"ntk": (0.15, 0.85)}  # tangent points of one segment; several segments need no more than 0.5 each
+NODES: dict[str, tuple[float, ...]] = {"ntk": (0.15, 0.85), "path": (0.5,)}  # tangent points of each segment
 UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens slowly
 
 
@@ -72,9 +72,8 @@ class ReconstructOptions:
             raise InvalidInputError(f"{method} does not fit {loss} loss; use --method {fitting}")
         if way and method != "path":
             raise InvalidInputError(f"{method} does not read weights on the way; leave out --checkpoints or --method")
-        at = self.at or NODES.get(method, 0.5)
-        options = {"at": at, "within": self.within, "whitening": self.whitening}
-        return problem(method, model, initial, checkpoints=way or None, **options)
+        at, within, whitening = self.at or NODES.get(method, ()), self.within, self.whitening
+        return problem(method, model, initial, checkpoints=way or None, at=at, within=within, whitening=whitening)
 
     def way(self, model: nn.Module, initial: dict[str, Tensor]) -> list[Found]:
         """The weights from the first to the last, if there are --checkpoints."""

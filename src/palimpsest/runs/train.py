@@ -50,7 +50,7 @@ class TrainOptions:
     weight_decay: Annotated[float, Range(least=0)] = 0.0
     """Weight decay of the training."""
     keep: int = 0
-    """Number of weights on the way to keep in the folder, as checkpoints/. For each, part of the training runs again."""
+    """Number of weights on the way to keep, as checkpoints/ in the folder. Part of the training runs again for each."""
     seed: int = 0
     """Seed of the image sample and the initial weights."""
 
