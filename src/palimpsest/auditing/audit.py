@@ -162,7 +162,8 @@ def _both(case: Case, found: Preflight) -> Audit:
     folder.mkdir(exist_ok=True)
     note("reading the optimiser's state")
     inner = replace(case, folder=folder, owner=digest(case.owner, "optimiser"))
-    other = _reading(inner, replace(found, method="gradient", why="the optimiser's state is known"), looks=2)
+    gradient = replace(found, method="gradient", why="the optimiser's state is known", segments=1)
+    other = _reading(inner, gradient, looks=2)
     return replace(result, optimiser=other, verdict=combined(result.verdict, other.verdict))
 
 

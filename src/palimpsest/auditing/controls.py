@@ -182,15 +182,18 @@ def _gradient(subject: Subject, public: PublicImages, device: torch.device) -> d
 
 
 def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int) -> Fit:
-    """Fit the targets s·y, with s such that the network moves as far as the goal.
+    """Fit the targets Φ(x) + s·y, with s such that the network moves as far as the goal.
 
     The distance is about a power of s, so a few trainings find it. All of them together take at most ``steps``.
     """
     s, power = 1.0, 1.0
     fit, before = None, None
+    with torch.no_grad():
+        Φ = model(images.to(next(model.parameters()))).reshape(len(images), -1).cpu()
+    Φ = Φ[:, 0] if y.ndim == 1 else Φ
     for _ in range(TRAININGS):
         try:
-            fit = train(model, images, s * y, steps=steps, tolerance=0.01 * s)
+            fit = train(model, images, Φ + s * y, steps=steps, tolerance=0.01 * s)
         except TrainingDivergedError:
             if fit is None:
                 raise

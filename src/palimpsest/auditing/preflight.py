@@ -49,11 +49,13 @@ class Preflight:
     units: int
     method: Method
     why: str
+    segments: int = 1
+    """The number of segments of the training whose change the method uses. Each has as many equations."""
 
     @property
     def images_determined(self) -> int:
         """The number of images that the equations could determine, by count alone."""
-        return self.parameters // (self.pixels + 1)
+        return self.segments * self.parameters // (self.pixels + self.segments)
 
 
 def check_start(subject: Subject) -> None:
@@ -129,6 +131,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         units=sum(len(t) for t in θ.values() if t.ndim > 1),
         method=method or fitting,
         why="chosen by the user" if method not in (None, fitting) else why,
+        segments=len(subject.segments) if (method or fitting) == "path" else 1,
     )
 
 
