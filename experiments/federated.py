@@ -27,7 +27,7 @@ from palimpsest.runs.problems import problem
 
 CLIENTS, PER_CLASS, ROUNDS, LOCAL_STEPS, RATE = 5, 10, 10, 5, 0.05
 READ = (1, 3, 10)  # rounds that the server looks at
-NOISE = (0.0, 1.0, 4.0)  # ‖noise‖ / ‖clipped change‖; 0 neither clips nor adds noise
+NOISE = (0.0, 4.0, 16.0)  # ‖noise‖ / ‖clipped change‖; 0 neither clips nor adds noise
 CLIP = 0.5  # of the first change of the audited client
 CANDIDATES, STEPS, SEED = 40, 800, 0
 

@@ -1,6 +1,7 @@
 """Checkpoints of one training run as segments that share the images."""
 
 import copy
+import itertools
 from itertools import pairwise
 
 import pytest
@@ -223,6 +224,21 @@ def test_images_that_only_one_segment_saw_are_counted():
 
 
 # --- refusals ---------------------------------------------------------------------------------------
+
+
+def test_pairs_of_weights_state_the_segments_themselves():
+    networks = models()
+    chain = states(networks)
+    pairs = list(itertools.pairwise(chain))
+    by_chain, by_pairs = (pal.Path(networks[-1], given, weights="auto") for given in (chain, pairs))
+    assert all(torch.equal(T, by_pairs.target[name]) for name, T in by_chain.target.items())
+    assert by_chain.weights == by_pairs.weights
+    apart = pal.Path(networks[-1], pairs[:1] + pairs[2:])  # rounds need not follow each other
+    assert all(torch.equal(T, by_chain.target[name][[0, 2]]) for name, T in apart.target.items())
+    model, checkpoints, _ = trained()
+    one, other = pal.span(model, checkpoints), pal.span(model, list(itertools.pairwise(checkpoints)))
+    assert one.samples == other.samples
+    assert torch.equal(one.subspace.basis, other.subspace.basis)
 
 
 def test_checkpoints_that_cannot_be_used_are_refused():

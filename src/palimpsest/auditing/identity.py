@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def _code(network: str | Factory) -> dict[str, str | None]:
             source = inspect.getsource(network).encode()
         else:
             source = Path(place if place.endswith(".py") else inspect.getfile(sys.modules[place])).read_bytes()
-    except (OSError, TypeError, KeyError):  # made in a console, or compiled
+    except (OSError, TypeError, KeyError, SyntaxError, TokenError):  # made in a console or a page, or compiled
         return {"name": name, "sha256": None}
     return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 

@@ -89,8 +89,8 @@ class ReconstructOptions:
     def settings(self, way: Sequence[Found] = ()) -> dict[str, Any]:
         """The options as a run folder keeps them, with a checksum of the weights on the way."""
         content = {f"{j}/{name}": t for j, found in enumerate(way) for name, t in found.tensors.items()}
-        known = {"sources": self.checkpoints, "sha256": tensor_digest(content)} if way else None
-        return json.loads(json.dumps(asdict(self) | {"checkpoints": known}, default=str))
+        known = f"{' '.join(map(str, self.checkpoints))} (sha256 {tensor_digest(content)})" if way else None
+        return json.loads(json.dumps(asdict(self) | {"checkpoints": known}))
 
 
 def reconstruct(
@@ -114,13 +114,13 @@ def reconstruct(
     image_shape = model.image_shape
     most = math.ceil(options.candidates * (1 + options.share) ** options.rounds)
     way = options.way(model, initial)
-    for found in way:
-        note(f"weights on the way: {found}")
     nodes = len(options.at or NODES["ntk"]) * max(1, len(way) - 1)
     estimates.check_reconstruction(folder.path, run.network.widths, most, tangents=nodes, variants=len(variants))
     states = [found.tensors for found in way]
     objective, within = options.problem(model, initial, run.training.loss, states)
     objective = objective.to(device)
+    for found in way:
+        note(f"weights on the way: {found}")
     images = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
     settings = options.settings(way)
     finished = _finished_variants(folder, settings, again=again)
