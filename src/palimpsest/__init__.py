@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from palimpsest.methods import KKT, NTK, MulticlassKKT
     from palimpsest.objectives.spaces import Subspace
     from palimpsest.scoring import score
-    from palimpsest.solver import merging, optimisers, priors, raw, splitting
+    from palimpsest.solver import merging, optimisers, priors, splitting
     from palimpsest.solver.callbacks import Callback
     from palimpsest.solver.merging import Merging
     from palimpsest.solver.reconstruction import Reconstruction, reconstruct
@@ -49,7 +49,6 @@ __all__ = [
     "networks",
     "optimisers",
     "priors",
-    "raw",
     "reconstruct",
     "score",
     "scoring",
@@ -81,7 +80,6 @@ _MODULES = {  # modules that are public under a shorter name
     "merging": "solver.merging",
     "optimisers": "solver.optimisers",
     "priors": "solver.priors",
-    "raw": "solver.raw",
     "splitting": "solver.splitting",
     "storage": "files.storage",
     "weights": "files.weights",

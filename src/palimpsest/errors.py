@@ -65,7 +65,3 @@ class StorageError(PalimpsestError, OSError):
 
 class ResourceError(PalimpsestError):
     """Work that needs more memory or disk than there is; it is refused before it begins."""
-
-
-class NoCounterexampleError(PalimpsestError):
-    """No other dataset was found that gives the same weights. This does not prove that none exists."""

@@ -10,9 +10,22 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError
+from palimpsest.errors import InvalidInputError, NonFiniteError
 from palimpsest.identifiability import partial
-from palimpsest.identifiability.inputs import check_degree, check_finite
+
+
+def check_degree(degree: int) -> None:
+    """Exact recovery needs α ≥ 3, because f of degree one or two is only a moment of the data."""
+    if not isinstance(degree, Integral) or degree < 3:
+        raise InvalidInputError(f"degree {degree} does not determine the data; give a whole number, 3 or more")
+
+
+def check_finite(what: str, *tensors: Tensor) -> None:
+    """Real numbers without NaN or infinity."""
+    if any(t.is_complex() for t in tensors):
+        raise InvalidInputError(f"{what} are complex; give real numbers")
+    if not all(torch.isfinite(t).all() for t in tensors):
+        raise NonFiniteError(f"{what} contain NaN or infinity; remove or correct these entries")
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError, NoGradientError
-from palimpsest.identifiability.inputs import check_degree, check_finite
 from palimpsest.identifiability.polynomials import monomial_count, monomials
+from palimpsest.identifiability.problem import check_degree, check_finite
 from palimpsest.networks import PolynomialNetwork
 
 Evaluations = tuple[Tensor, Tensor]
