@@ -1,7 +1,5 @@
 """Every error that a user can cause, by name. A message is one sentence that says what is wrong and what to do."""
 
-from __future__ import annotations
-
 
 class PalimpsestError(Exception):
     """Base of every error that Palimpsest raises on purpose."""

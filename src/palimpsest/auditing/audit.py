@@ -10,8 +10,6 @@ ranking.safetensors      the candidates, the likeliest first                    
 audit.json, report.html  the verdict and the evidence behind it                              verdict.py, page.py
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The inputs that all stages of an audit share: the network, the options, the folder and the clock."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Weights and images are recognised by their checksum. A network is recognised by 
 alone do not distinguish a ReLU from a tanh, and code may change without changing the outputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys

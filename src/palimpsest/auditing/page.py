@@ -1,7 +1,5 @@
 """The report of an audit: verdict, evidence, preflight, controls, limits, and ways to lower the risk."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from importlib import resources

@@ -3,8 +3,6 @@
 A resumed audit follows the same plan to the same result, even on a busier machine.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

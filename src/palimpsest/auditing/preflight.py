@@ -1,7 +1,5 @@
 """The facts that are known before the reconstruction: number of images, limits, and the method that fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -11,8 +11,6 @@ Without a comparison, estimated probabilities may claim leakage. All other rules
 read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Time contenders in turns, at one shape and over shapes that differ in one respect."""
 
-from __future__ import annotations
-
 import gc
 import math
 import platform

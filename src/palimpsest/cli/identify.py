@@ -1,7 +1,5 @@
 """`palimpsest identify`: exact recovery of training data from the saved weights of a polynomial network."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path

@@ -4,8 +4,6 @@ Every file carries a checksum of its content and the name of its owner: the run 
 that is damaged, or that was copied from another run, is refused when it is read.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io

@@ -1,7 +1,5 @@
 """The verdict of exact recovery, the evidence for it, and what it leaves open."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from enum import StrEnum

@@ -9,8 +9,6 @@ Contracting T with them gives the samples, b_i x_i = T(·, u_i, …, u_i). The e
 alternating the two is a Newton iteration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """From evaluations to the symmetric tensor T: whether the linear problem is determined, and its solution."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch

@@ -6,8 +6,6 @@
   the samples if no more than r + 1 are active, as `docs/identifiability.md` proves.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch

@@ -5,8 +5,6 @@ in d dimensions is *full*, of shape (d, …, d), or *compressed*: the C(d+α−1
 T(w, …, w) = φ_α(w)·c.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from itertools import combinations_with_replacement

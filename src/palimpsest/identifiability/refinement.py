@@ -7,8 +7,6 @@ With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
 which fixes the scale. The normal matrix JᵀJ is assembled from Gram matrices; J is never formed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -6,8 +6,6 @@ Every function returns ``points`` (m, d) and ``values``: f(w_j), (m, d), or the 
 subtracted, so that the values are homogeneous.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 

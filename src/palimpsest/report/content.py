@@ -1,7 +1,5 @@
 """The content of a report, as plain values."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any

@@ -1,7 +1,5 @@
 """The figures of the report, one function each: from results to a drawing with its alternative text."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable

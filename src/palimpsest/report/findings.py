@@ -1,7 +1,5 @@
 """The table that compares the reconstructions in numbers."""
 
-from __future__ import annotations
-
 from palimpsest.report.content import Variant
 from palimpsest.report.words import duration, number
 from palimpsest.scoring import Outcome, Score

@@ -1,7 +1,5 @@
 """The report: one HTML file that needs no network, no script and no other file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

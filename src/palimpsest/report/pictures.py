@@ -1,7 +1,5 @@
 """Pictures for the page: candidates beside the training images, and their way from noise to image."""
 
-from __future__ import annotations
-
 import base64
 import io
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rough lower bounds on the memory and disk that a job needs, to refuse a job that cannot fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The third job: compare the reconstructions with the training images. It is the only one that sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

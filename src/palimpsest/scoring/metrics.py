@@ -3,8 +3,6 @@
 All are computed in double precision, because the variances inside SSIM are small differences of large numbers.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

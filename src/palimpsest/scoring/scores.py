@@ -9,8 +9,6 @@ cast and contrast. For a mean m of n training images x_i − m = (1 − 1/n)(x_i
 image is centred by other images only, exactly as a held-out image is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 

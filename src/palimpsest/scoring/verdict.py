@@ -17,8 +17,6 @@ Images drawn in fixed numbers of each class are exchangeable only within a class
 hold approximately if members and held-out images have the same proportions of classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Batched Lanczos: the smallest eigenvalue of many symmetric operators at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple

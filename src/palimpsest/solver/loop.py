@@ -1,7 +1,5 @@
 """Algorithm 1, over one explicit state: descend (Phase I), split (Phase II, see `rounds`), descend again."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """First-order updates with an explicit state, which can be saved, split and resumed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable

@@ -1,7 +1,5 @@
 """The settings of a run, and the numbers that they schedule for each step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

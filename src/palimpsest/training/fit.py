@@ -1,7 +1,5 @@
 """`pal.train` trains a network on its images, and says how converged it is."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable

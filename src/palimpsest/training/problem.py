@@ -1,7 +1,5 @@
 """The function F that training minimises: its value, gradient and curvature at any θ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
