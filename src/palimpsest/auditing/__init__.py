@@ -10,14 +10,6 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Evidence
 
 __all__ = [
-    "Audit",
-    "Evidence",
-    "Options",
-    "Preflight",
-    "Subject",
-    "Truth",
-    "audit",
-    "preflight",
-    "recovery_under_noise",
+    "Audit", "Evidence", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise",
     "subject",
-]
+]  # fmt: skip

@@ -51,17 +51,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time for an audit, and the speed of the machine.
+    """The time for an audit, and the speed of the machine."""
 
-    Args:
-        seconds: the time left.
-        rate: steps of a reconstruction per second, with one tangent point.
-        training_rate: training steps of the positive control per second.
-    """
-
-    seconds: float
-    rate: float
-    training_rate: float
+    seconds: float  # the time left
+    rate: float  # steps of a reconstruction per second, with one tangent point
+    training_rate: float  # training steps of the positive control per second
 
 
 def untimed_plan(found: Preflight, options: Options) -> Plan:

@@ -34,21 +34,13 @@ WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 @dataclass(frozen=True)
 class PositiveControl:
-    """A network of the same kind that holds public images, read with the same effort.
+    """A network of the same kind that holds public images, read with the same effort."""
 
-    Args:
-        ranking: its candidates, ranked like those of the subject.
-        comparison: these candidates compared with the public images.
-        images: the number of images it holds.
-        samples: the number of images the subject holds, if known.
-        way: the distance it moved, relative to the subject's.
-    """
-
-    ranking: Ranking
-    comparison: Verdict
-    images: int
-    samples: int | None
-    way: float
+    ranking: Ranking  # its candidates, ranked like those of the subject
+    comparison: Verdict  # these candidates compared with the public images
+    images: int  # the number of images it holds
+    samples: int | None  # the number of images the subject holds, if known
+    way: float  # the distance it moved, relative to the subject's
 
     @property
     def easier(self) -> tuple[str, str] | None:

@@ -31,10 +31,6 @@ Run = Callable[[int], None]
 class Shape:
     """A perceptron d–m–…–m–1 for images, and k candidates for the NTK method.
 
-    Args:
-        span: the dimensions of the subspace in which candidates are searched, or 0 for all of image space.
-        nodes: the number of tangent points.
-
     >>> Shape().name
     '625–500–500–1, k = 80'
     >>> Shape(span=40, nodes=2).name
@@ -44,8 +40,8 @@ class Shape:
     image: tuple[int, ...] = (1, 25, 25)
     hidden: tuple[int, ...] = (500, 500)
     candidates: int = 80
-    span: int = 0
-    nodes: int = 1
+    span: int = 0  # the dimensions of the subspace in which candidates are searched, or 0 for all of image space
+    nodes: int = 1  # the number of tangent points
 
     def __post_init__(self) -> None:
         positive = (*self.image, *self.hidden, self.candidates, self.nodes, self.span + 1)

@@ -158,11 +158,7 @@ def claim(
 ) -> tuple[Extent, str, tuple[str, ...]]:
     """Verdict, reason and open questions, for samples that fit the values to within the noise.
 
-    Args:
-        sure: which samples have a small expected error.
-        r: dimension of their span.
-        family: dimension of the family of samples with the same values.
-        compared: agreement with a network, if one was given.
+    The ``sure`` ones have a small expected error. All span r dimensions, and a family of them has the same values.
     """
     n, hidden = len(sure), int((~sure).sum())
     if refusal := _refusal(problem, n, hidden, r, family):

@@ -25,23 +25,14 @@ SYMMETRIC_LIMIT = 1600
 
 @dataclass(frozen=True)
 class Interpolant:
-    """The facts that the evaluations give about T, even if they do not determine it.
+    """The facts that the evaluations give about T, even if they do not determine it."""
 
-    Attributes:
-        tensor: T, full; empty if the evaluations do not determine it.
-        needed: number of unknowns N.
-        rank: rank of the linear system.
-        conditioning: smallest over largest singular value of the system, 0 if it is rank-deficient.
-        misfit: ‖F − f(W)‖/‖F‖ with the symmetric T. It is large if the values do not come from an f.
-        factor: triangular R of the system, through which noise on the values passes; empty for a completed T.
-    """
-
-    tensor: Tensor
-    needed: int
-    rank: int
-    conditioning: float
-    misfit: float
-    factor: Tensor
+    tensor: Tensor  # T, full; empty if the evaluations do not determine it
+    needed: int  # number of unknowns N
+    rank: int  # rank of the linear system
+    conditioning: float  # smallest over largest singular value of the system, 0 if it is rank-deficient
+    misfit: float  # ‖F − f(W)‖/‖F‖ with the symmetric T; it is large if the values do not come from an f
+    factor: Tensor  # triangular R of the system, through which noise on the values passes; empty for a completed T
 
     @property
     def determined(self) -> bool:

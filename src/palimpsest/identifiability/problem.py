@@ -30,14 +30,7 @@ def check_finite(what: str, *tensors: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Problem:
-    """Points and values scaled to unit root mean square, and what the caller knows about them.
-
-    Attributes:
-        noise: the accuracy of the values assumed at the moment, relative to their root mean square.
-        rounding: the best possible accuracy, from the floating-point type of the values.
-        declared: whether the caller gave the noise.
-        unit: weights in the caller's units per weight in ours.
-    """
+    """Points and values scaled to unit root mean square, and what the caller knows about them."""
 
     points: Tensor
     values: Tensor
@@ -45,10 +38,10 @@ class Problem:
     bias: bool
     norm: float | None
     count: int | None
-    noise: float
-    rounding: float
-    declared: bool
-    unit: float
+    noise: float  # the accuracy of the values assumed at the moment, relative to their root mean square
+    rounding: float  # the best possible accuracy, from the floating-point type of the values
+    declared: bool  # whether the caller gave the noise
+    unit: float  # weights in the caller's units per weight in ours
 
     @classmethod
     def prepare(

@@ -23,21 +23,13 @@ TRUSTED = 1e-7
 
 @dataclass(frozen=True)
 class Refined:
-    """A least-squares fit of the samples.
+    """A least-squares fit of the samples."""
 
-    Attributes:
-        z: |b_i|^{1/α} x_i, (n, d).
-        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None if not computed.
-        conditioning: smallest over largest singular value of J.
-        nullity: dimension of the family of samples with the same values, to first order.
-        converged: whether the iteration converged.
-    """
-
-    z: Tensor
-    covariance: Tensor | None
-    conditioning: float
-    nullity: int
-    converged: bool = True
+    z: Tensor  # |b_i|^{1/α} x_i, (n, d)
+    covariance: Tensor | None  # (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None if not computed
+    conditioning: float  # smallest over largest singular value of J
+    nullity: int  # dimension of the family of samples with the same values, to first order
+    converged: bool = True  # whether the iteration converged
 
 
 def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
@@ -186,11 +178,8 @@ def samples_and_weights(
 def propagate(derivative: Tensor, covariance: Tensor, outside: Tensor, embedding: Tensor) -> Tensor:
     """Expected ‖δx_i‖ = √(tr D C Dᵀ), (n,), for independent errors inside and outside the embedded space.
 
-    Args:
-        derivative: ∂x_i/∂z_i, (n, d, D).
-        covariance: of z_i in the coordinates of the embedding, (n, k, k).
-        outside: variance of each coordinate of z_i orthogonal to the embedding, (n,).
-        embedding: orthonormal columns, (D, k).
+    D = ∂x_i/∂z_i is (n, d, D). The covariance of z_i in the coordinates of the embedding (orthonormal columns, (D, k))
+    is (n, k, k), and ``outside``, (n,), is the variance of each coordinate orthogonal to it.
     """
     inside = derivative @ embedding
     hidden = covariance.diagonal(dim1=1, dim2=2).isinf().any(1)

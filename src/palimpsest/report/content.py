@@ -11,44 +11,26 @@ from palimpsest.scoring import Score, strongest
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The candidates at one moment of a run.
-
-    Args:
-        step: the step.
-        ids: ``(k,)``, their numbers.
-        images: ``(k, C, H, W)``, with the mean added, about in [0, 1].
-    """
+    """The candidates at one moment of a run."""
 
     step: int
-    ids: Tensor
-    images: Tensor
+    ids: Tensor  # (k,), their numbers
+    images: Tensor  # (k, C, H, W), with the mean added, about in [0, 1]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One reconstruction.
+    """One reconstruction."""
 
-    Args:
-        name: its difference from the other variant, for example "with splitting".
-        images: ``(k, C, H, W)``, the final candidates, with the mean added.
-        ids: ``(k,)``, their numbers.
-        lineage: the number of the parent of every candidate that ever existed, or −1.
-        history: the records of the solver: steps and splits.
-        score: the score against the training images. None if they are unknown.
-        snapshots: the candidates over time, in order.
-        metrics: records of ``step``, ``ssim`` (mean over the training images) and ``recovered``.
-        seconds: the time it took.
-    """
-
-    name: str
-    images: Tensor
-    ids: Tensor
-    lineage: Tensor
-    history: list[dict[str, Any]]
-    score: Score | None = None
-    snapshots: list[Snapshot] = field(default_factory=list)
-    metrics: list[dict[str, Any]] = field(default_factory=list)
-    seconds: float = 0.0
+    name: str  # its difference from the other variant, for example "with splitting"
+    images: Tensor  # (k, C, H, W), the final candidates, with the mean added
+    ids: Tensor  # (k,), their numbers
+    lineage: Tensor  # the number of the parent of every candidate that ever existed, or −1
+    history: list[dict[str, Any]]  # the records of the solver: steps and splits
+    score: Score | None = None  # the score against the training images; None if they are unknown
+    snapshots: list[Snapshot] = field(default_factory=list)  # the candidates over time, in order
+    metrics: list[dict[str, Any]] = field(default_factory=list)  # records of step, mean ssim and recovered
+    seconds: float = 0.0  # the time it took
 
     @cached_property
     def records(self) -> list[dict[str, Any]]:
@@ -77,29 +59,17 @@ class Variant:
 
 @dataclass(frozen=True)
 class Content:
-    """Everything that the report shows.
-
-    Args:
-        title: the title of the page.
-        variants: one reconstruction, or two to compare. The stronger one gives the verdict.
-        truth: ``(n, C, H, W)``, the training images in [0, 1]. None if they are unknown.
-        held_out_count: the number of held-out images that calibrate the verdict.
-        configuration: the options. They may be nested, and may contain anything that a user typed.
-        versions: the versions of the software.
-        seeds: the seeds of all random numbers.
-        training: facts about the audited network.
-        seconds: the time of each stage.
-    """
+    """Everything that the report shows."""
 
     title: str
-    variants: list[Variant]
-    truth: Tensor | None = None
-    held_out_count: int = 0
-    configuration: dict[str, Any] = field(default_factory=dict)
+    variants: list[Variant]  # one reconstruction, or two to compare; the stronger one gives the verdict
+    truth: Tensor | None = None  # (n, C, H, W), the training images in [0, 1]; None if they are unknown
+    held_out_count: int = 0  # the number of held-out images that calibrate the verdict
+    configuration: dict[str, Any] = field(default_factory=dict)  # the options, nested, with anything a user typed
     versions: dict[str, str] = field(default_factory=dict)
     seeds: dict[str, Any] = field(default_factory=dict)
-    training: dict[str, Any] = field(default_factory=dict)
-    seconds: dict[str, float] = field(default_factory=dict)
+    training: dict[str, Any] = field(default_factory=dict)  # facts about the audited network
+    seconds: dict[str, float] = field(default_factory=dict)  # the time of each stage
 
     @property
     def judged(self) -> Variant:

@@ -22,18 +22,13 @@ TRAJECTORIES = 4
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, its alternative text, and the note below it.
-
-    Args:
-        mark: ``"recovered"`` if the verdict counts it, ``"flat"`` if a blurred copy is as good.
-        split: whether the candidate was split since the previous picture.
-    """
+    """An image, its alternative text, and the note below it."""
 
     source: str
     alt: str
     note: str = ""
-    mark: Literal["", "recovered", "flat"] = ""
-    split: bool = False
+    mark: Literal["", "recovered", "flat"] = ""  # counted by the verdict, or only as good as a blurred copy
+    split: bool = False  # whether the candidate was split since the previous picture
 
 
 @dataclass(frozen=True)
