@@ -108,9 +108,6 @@ def _problem(shape: Shape, device: torch.device) -> tuple[Objective, Parametrisa
     return objective, Subspace(torch.zeros(shape.image), basis.reshape(-1, *shape.image)).to(device)
 
 
-# --- the contenders ---------------------------------------------------------------------------------
-
-
 def _ours(shape: Shape, device: torch.device, mode: Mode, *, dense: bool = True) -> Run:
     settings = Settings(candidates=shape.candidates, steps=ENDLESS, record_every=ENDLESS)
     execution = Execution(mode=mode)

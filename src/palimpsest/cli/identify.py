@@ -89,9 +89,7 @@ def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
     tensors = weights.load(path)
     W, a, b = (tensors.get(name) for name in ("W", "a", "b"))
     if W is None or a is None or W.dim() != 2 or a.shape != W.shape[:1] or (b is not None and b.shape != a.shape):
-        raise InvalidInputError(
-            f"{path} does not hold a polynomial network; save W (m, d), a (m,) and optionally b (m,)"
-        )
+        raise InvalidInputError(f"{path} is not a polynomial network; save W (m, d), a (m,) and optionally b (m,)")
     if not all(t.is_floating_point() for t in (W, a, b) if t is not None):
         raise InvalidInputError(f"{path} does not hold floating-point numbers; save the weights as float")
     network = PolynomialNetwork(W.shape[1], len(W), activation=_powers(activation), bias=b is not None).to(W.dtype)

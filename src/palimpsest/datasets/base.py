@@ -175,8 +175,7 @@ def _read(name: str | Path, data_root: str | Path | None) -> Source:
     if path.suffix == ".npz":
         return arrays.read(path)
     raise DataError(
-        f"the dataset {str(name)!r} does not exist; choose {', '.join(names())}, a folder with one sub-folder of "
-        "images per class, or an .npz file"
+        f"there is no dataset {str(name)!r}; choose {', '.join(names())}, a folder per class, or an .npz file"
     )
 
 

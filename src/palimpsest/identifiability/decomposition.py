@@ -29,11 +29,7 @@ class Terms:
 
 
 def orders(degree: int) -> list[int]:
-    """The possible p: 2p slots leave at least one for v, and p divides the α − 1 slots of a contraction to a vector.
-
-    >>> orders(3), orders(4), orders(5)
-    ([1], [1], [1, 2])
-    """
+    """The possible p: 2p slots leave at least one for v, and p divides the α − 1 slots of a contraction to a vector."""
     return [p for p in range(1, degree) if 2 * p < degree and (degree - 1) % p == 0]
 
 

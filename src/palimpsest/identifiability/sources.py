@@ -128,9 +128,7 @@ def _states(initial: PolynomialNetwork, final: PolynomialNetwork) -> tuple[Tenso
     check_finite("the head weights", initial.a, final.a)
     same_kind = start.dtype == end.dtype and initial.a.dtype == final.a.dtype
     if start.shape != end.shape or initial.coefficients != final.coefficients or not same_kind:
-        raise InvalidInputError(
-            "initial and final network differ in shape, activation or precision; give two states of one network"
-        )
+        raise InvalidInputError("the networks differ in shape, activation or precision; give states of one network")
     return start, end
 
 
@@ -184,9 +182,7 @@ def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tens
         U, u = F.new_ones(1, 1), w.to(torch.float64)
     needed = monomial_count(u.shape[1] + 1, degree)
     if len(u) < needed:
-        raise InvalidInputError(
-            f"{len(u)} neurons cannot separate the powers of this activation; use at least {needed}"
-        )
+        raise InvalidInputError(f"{len(u)} neurons cannot separate the activation's powers; use at least {needed}")
     scale = u.norm(dim=1).square().mean().sqrt()  # brings the constant to the size of the other variables
     lifted = torch.cat([u / scale, u.new_ones(len(u), 1)], 1)
     V = monomials(lifted, degree)

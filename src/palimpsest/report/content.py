@@ -43,14 +43,7 @@ class Variant:
         return [entry for entry in self.history if entry.get("eigenvalues")]
 
     def ancestor(self, number: int, among: Tensor) -> int | None:
-        """The place in ``among`` of a candidate or of its youngest ancestor there; None if there is neither.
-
-        >>> import torch
-        >>> lineage = torch.tensor([-1, -1, 1, 1])  # candidate 1 split into 2 and 3
-        >>> variant = Variant("", torch.zeros(3, 1, 2, 2), torch.tensor([0, 2, 3]), lineage, [])
-        >>> variant.ancestor(3, among=torch.tensor([0, 1]))
-        1
-        """
+        """The place in ``among`` of a candidate or of its youngest ancestor there; None if there is neither."""
         places = {int(n): i for i, n in enumerate(among)}
         while number >= 0 and number not in places:
             number = int(self.lineage[number])

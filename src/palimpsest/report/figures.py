@@ -19,8 +19,6 @@ PERCENT = 5  # of probability in a bin
 STYLES = ("first", "last")  # of two curves: dashed and solid; a single one is solid
 DOT = 2.6  # radius of an eigenvalue
 
-# --- the evidence --------------------------------------------------------------------------------
-
 
 def distribution(score: Score) -> Markup:
     """Training images above the line, held-out images below, a brick each; solid if it counts in the verdict."""
@@ -132,9 +130,6 @@ def improved(scores: list[Score]) -> int:
     return int((scores[1].likeness > scores[0].likeness).sum())
 
 
-# --- the runs ------------------------------------------------------------------------------------
-
-
 def loss_curves(variants: list[Variant]) -> Markup:
     """The unexplained share of the target, over time."""
     series = [[r for r in v.records if 0 < r["loss"] < math.inf] for v in variants]
@@ -178,9 +173,6 @@ def _curves(
             panel.dot(entry["step"], entry[key], f"end {style}")
     ends = [f"{v.name}: {number(s[-1][key], 2)}" for v, s in zip(variants, series, strict=True) if s]
     return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, {', '.join(ends)}.")
-
-
-# --- the splits ----------------------------------------------------------------------------------
 
 
 def eigenvalues(rounds: list[dict[str, Any]]) -> Markup | None:

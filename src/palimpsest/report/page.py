@@ -32,15 +32,7 @@ ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(
 
 
 def render(content: Content) -> str:
-    """The whole page as text.
-
-    >>> import torch
-    >>> from palimpsest.report import Variant
-    >>> images = torch.rand(3, 1, 8, 8)
-    >>> page = render(Content("A model", [Variant("", images, torch.arange(3), -torch.ones(3).long(), [])]))
-    >>> "No verdict" in page
-    True
-    """
+    """The whole page as text."""
     judged = content.judged
     width, score = judged.images.shape[-1], judged.score
     count = f"{len(judged.images)} candidates were reconstructed"

@@ -135,5 +135,5 @@ def _standardise(x: Tensor) -> Tensor:
 def _check(a: Tensor, b: Tensor, *, paired: bool = True) -> None:
     if a.ndim != 4 or b.ndim != 4 or a.shape[1:] != b.shape[1:] or (paired and len(a) != len(b)):
         raise InvalidInputError(
-            f"images of shapes {tuple(a.shape)} and {tuple(b.shape)} do not match; give (N, C, H, W) of the same size"
+            f"images {tuple(a.shape)} and {tuple(b.shape)} do not match; give (N, C, H, W) of one size"
         )

@@ -181,9 +181,7 @@ def check_apart(images: Tensor, held_out: Tensor) -> None:
     trained = {image.cpu().numpy().tobytes(): i for i, image in enumerate(images)}
     for j, image in enumerate(held_out.to(images)):
         if (i := trained.get(image.cpu().numpy().tobytes())) is not None:
-            raise InvalidInputError(
-                f"held-out image {j + 1} is also training image {i + 1}; hold out images that were not trained on"
-            )
+            raise InvalidInputError(f"held-out image {j + 1} is also training image {i + 1}; hold out other images")
 
 
 def _measure(images: Tensor, matched: Tensor, value_range: tuple[float, float]) -> dict[str, Tensor]:
