@@ -43,8 +43,7 @@ class Case:
     """One audit: its network, its options and its files."""
 
     folder: Path
-    owner: str
-    """The identity that the files of this audit carry."""
+    owner: str  # the identity that the files of this audit carry
     subject: Subject
     options: Options
     truth: Truth | None

@@ -4,8 +4,8 @@ import json
 from dataclasses import asdict
 from importlib import resources
 
-from palimpsest.auditing.result import Audit
 from palimpsest.auditing.truth import Truth
+from palimpsest.auditing.verdict import Audit
 from palimpsest.files.versions import versions
 from palimpsest.report.figures import probabilities
 from palimpsest.report.page import page

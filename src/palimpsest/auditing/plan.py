@@ -26,16 +26,13 @@ class Plan:
     """Every choice of an audit. A choice of the user replaces the one that the audit would make."""
 
     method: Method
-    at: tuple[float, ...]
-    """Tangent points of the NTK method; empty for the others."""
+    at: tuple[float, ...]  # tangent points of the NTK method; empty for the others
     candidates: int
     steps: int
     restarts: int
-    total_variation: float
-    """Weight of the prior."""
+    total_variation: float  # weight of the prior
     control_images: int
-    control_steps: int
-    """Maximum number of training steps for the positive control."""
+    control_steps: int  # maximum number of training steps for the positive control
     seed: int
 
     @property

@@ -91,9 +91,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         note(remark)
     θ = parameters_of(subject.model)
     if not θ:
-        raise InvalidInputError(
-            "no parameter of the network is trainable; set requires_grad on those that were trained"
-        )
+        raise InvalidInputError("no parameter of the network is trainable; set requires_grad on the trained ones")
     θ_0 = None if subject.initial is None else {name: subject.initial[name].to(t) for name, t in θ.items()}
     correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
     moved = None if θ_0 is None else _norm({name: θ[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)

@@ -52,8 +52,7 @@ class Ranking:
     images: Tensor
     probability: Tensor
     agreement: Tensor
-    explained: float
-    """Share of ‖T‖² that all candidates explain together."""
+    explained: float  # share of ‖T‖² that all candidates explain together
 
     def __len__(self) -> int:
         return len(self.images)

@@ -1,11 +1,10 @@
 """One step of each contender."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +48,7 @@ class Shape:
             raise InvalidInputError("image, hidden, candidates, nodes or span is too small; give positive numbers")
 
     @classmethod
-    def usual(cls, device: torch.device) -> Shape:
+    def usual(cls, device: torch.device) -> Self:
         """The demo's own problem on a CPU, a thousand candidates of CIFAR-10 on CUDA."""
         return cls((3, 32, 32), (1000, 1000), 1000) if device.type == "cuda" else cls(span=40, nodes=2)
 

@@ -11,14 +11,8 @@ from palimpsest.cli.shared import CommandFailedError
 from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.files import weights
 from palimpsest.files.storage import write_atomically
+from palimpsest.identifiability import sources
 from palimpsest.identifiability.recovery import Identification, identify
-from palimpsest.identifiability.sources import (
-    Evaluations,
-    from_gradient,
-    from_head_training,
-    from_lazy_training,
-    from_network,
-)
 from palimpsest.networks import PolynomialNetwork
 
 
@@ -72,17 +66,17 @@ class Identify:
             noise=self.noise, network=stationary,
         )  # fmt: skip
 
-    def _evaluations(self, network: PolynomialNetwork) -> Evaluations:
+    def _evaluations(self, network: PolynomialNetwork) -> sources.Evaluations:
         if self.gradient is not None and self.initial is not None:
             raise InvalidInputError("both a gradient and initial weights were given; give one of them")
         if self.gradient is not None:
-            return from_gradient(network, weights.load(self.gradient))
+            return sources.from_gradient(network, weights.load(self.gradient))
         if self.initial is None:
-            return from_network(network)
+            return sources.from_network(network)
         initial = _network(self.initial, self.activation)
         if torch.equal(initial.W.double(), network.W.double()):
-            return from_head_training(initial, network)
-        return from_lazy_training(initial, network)
+            return sources.from_head_training(initial, network)
+        return sources.from_lazy_training(initial, network)
 
 
 def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:

@@ -1,13 +1,11 @@
 """Datasets, and how training and held-out images are drawn from them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class Source:
     sides: tuple[str, str] = ("negative", "positive")
 
     @classmethod
-    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Source:
+    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Self:
         """A source whose two classes, if it has exactly two, are the sides of the two-class task."""
         if len(classes) != 2:
             return cls(images, labels, classes)
@@ -175,7 +173,8 @@ def _read(name: str | Path, data_root: str | Path | None) -> Source:
     if path.suffix == ".npz":
         return arrays.read(path)
     raise DataError(
-        f"there is no dataset {str(name)!r}; choose {', '.join(names())}, a folder per class, or an .npz file"
+        f"the dataset {str(name)!r} does not exist; choose {', '.join(names())}, a folder with one sub-folder of "
+        "images per class, or an .npz file"
     )
 
 

@@ -1,10 +1,9 @@
 """The evaluations that `identify` was given: checked, in double precision, at unit scale."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Self
 
 import numpy as np
 import torch
@@ -53,7 +52,7 @@ class Problem:
         norm: float | None,
         count: int | None,
         noise: float | None,
-    ) -> Problem:
+    ) -> Self:
         w, F = torch.as_tensor(points).detach(), torch.as_tensor(values).detach()
         check_degree(degree)
         if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or w.numel() == 0 or (bias and w.shape[1] < 2):

@@ -116,7 +116,8 @@ def identify(
         misfits[trial.rank] = misfit if misfit > 0 else torch.inf
     if first is None:
         raise InvalidInputError(
-            f"the samples span {problem.rank} dimensions, too many; give the noise, or project the data"
+            f"the samples span {problem.rank} dimensions, which need more than {DENSE_LIMIT} monomials; "
+            "give the noise if the span should be smaller, or project the data"
         )
     return first
 

@@ -25,9 +25,6 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
 
     The certificate's misfit shows whether the network is stationary. This function does not check it.
 
-    Args:
-        network: the trained network.
-
     Examples:
         >>> points, values = from_network(PolynomialNetwork(3, 10, activation=3))
         >>> points.shape, values.shape
@@ -102,10 +99,6 @@ def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> 
     """Points and values for `identify` after training the head alone, without weight decay: p(W_j) = a_j − a_j(0).
 
     Each step of (S)GD adds to a_j a multiple of σ(W_j·x_i) for each sample. W_j never moves, so the sum is exact.
-
-    Args:
-        initial: the network before training.
-        final: the network after training.
 
     Examples:
         >>> start = PolynomialNetwork(3, 10, activation=3)

@@ -1,4 +1,4 @@
-"""The content of a report, as plain values."""
+"""The content of a report: its results as plain values, and the table that compares them in numbers."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -6,7 +6,8 @@ from typing import Any
 
 from torch import Tensor
 
-from palimpsest.scoring import Score, strongest
+from palimpsest.report.words import duration, number
+from palimpsest.scoring import Outcome, Score, strongest
 
 
 @dataclass(frozen=True)
@@ -69,3 +70,37 @@ class Content:
         """The reconstruction that gives the verdict: the strongest, or the last if none was scored."""
         scored = [(variant, variant.score.verdict) for variant in self.variants if variant.score is not None]
         return scored[strongest([verdict for _, verdict in scored])][0] if scored else self.variants[-1]
+
+
+def comparison(variants: list[Variant]) -> list[tuple[str, list[str]]]:
+    """Rows of a name and one value for each variant."""
+    scores = [variant.score for variant in variants if variant.score is not None]
+    rows = _score_rows(scores) if len(scores) == len(variants) else []
+    losses = [number(v.records[-1]["loss"]) if v.records else "–" for v in variants]
+    return [
+        *rows,
+        ("Final loss, relative", losses),
+        ("Candidates at the end", [f"{len(v.images):,}" for v in variants]),
+        ("Time", [duration(v.seconds) for v in variants]),
+    ]
+
+
+def _score_rows(scores: list[Score]) -> list[tuple[str, list[str]]]:
+    verdicts = [score.verdict for score in scores]
+    counts = [f"{v.recovered} ({v.interval[0]}–{v.interval[1]})" if v.interval else f"{v.recovered}" for v in verdicts]
+    aucs = [
+        f"{v.auc:.2f} ({v.auc_interval[0]:.2f}–{v.auc_interval[1]:.2f})" if v.auc_interval else "–" for v in verdicts
+    ]
+    return [
+        ("Mean SSIM", [f"{float(score.ssim.mean()):.3f}" for score in scores]),
+        (counted(scores[-1]).capitalize(), counts),
+        *([("AUC", aucs)] if set(aucs) != {"–"} else []),
+        *((f"SSIM > {t}", [str(int((score.ssim > t).sum())) for score in scores]) for t in (0.6, 0.9)),
+        ("Mean L2 distance", [number(float(score.l2.mean())) for score in scores]),
+        ("Median PSNR", [f"{number(float(score.psnr.median()))} dB" for score in scores]),
+    ]
+
+
+def counted(score: Score) -> str:
+    """The name of the images that the verdict counts."""
+    return "better than a blur" if score.verdict.outcome is Outcome.NO_VERDICT else "recovered"

@@ -8,8 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from palimpsest.report.content import Variant
-from palimpsest.report.findings import counted
+from palimpsest.report.content import Variant, counted
 from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score

@@ -7,8 +7,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from palimpsest.report import figures, findings, pictures, words
-from palimpsest.report.content import Content
+from palimpsest.report import figures, pictures, words
+from palimpsest.report.content import Content, comparison, counted
 from palimpsest.scoring import Outcome
 
 CELL, FRAME = 50, 75  # approximate width of a picture on the page and in a trajectory, in pixels
@@ -48,7 +48,7 @@ def render(content: Content) -> str:
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
         splits=content.variants[-1].splits,
-        comparison=findings.comparison(content.variants),
+        comparison=comparison(content.variants),
         settings=_settings(content),
         **_drawings(content),
     )
@@ -75,7 +75,7 @@ def _drawings(content: Content) -> dict[str, Markup | list[Markup] | int | None]
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
     if score is not None and all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
-        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(score)}"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {counted(score)}"))
     return {
         "distribution": figures.distribution(score) if score and score.held_out else None,
         "scatter": figures.scatter([v.name for v in variants], scores) if two else None,

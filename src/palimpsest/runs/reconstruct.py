@@ -149,7 +149,7 @@ def _finished_variants(folder: RunFolder, settings: dict[str, Any], *, again: bo
     for name, fields in finished.items():
         if not again and (other := _difference(fields["settings"], settings)):
             raise RunFolderError(
-                f"{folder.path} holds a result {name} splitting, with {other}; add --again to replace it"
+                f"{folder.path} holds a reconstruction {name} splitting, with {other}; add --again to replace it"
             )
     return finished
 

@@ -55,11 +55,11 @@ def _comparable_variants(folder: RunFolder) -> dict[str, dict[str, Any]]:
     found = folder.variants()
     if folder.checkpoint.exists():
         raise RunFolderError(
-            f"{folder.path} has an unfinished reconstruction; finish it or delete checkpoint.safetensors"
+            f"a reconstruction in {folder.path} is unfinished; finish it, or delete checkpoint.safetensors"
         )
     ordered = {name: found[name] for name in VARIANTS if name in found}
     if not ordered:
-        raise RunFolderError(f"make a reconstruction first: `palimpsest reconstruct {folder.path}`")
+        raise RunFolderError(f"there is no reconstruction; make one with `palimpsest reconstruct {folder.path}`")
     if any(fields["settings"] != next(iter(ordered.values()))["settings"] for fields in ordered.values()):
         raise RunFolderError(f"the variants in {folder.path} have different settings; reconstruct both again")
     return ordered
