@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from palimpsest.methods import KKT, NTK, MulticlassKKT
     from palimpsest.objectives.spaces import Subspace
     from palimpsest.scoring import score
-    from palimpsest.solver import merging, optimisers, priors, raw, splitting
+    from palimpsest.solver import merging, optimisers, priors, splitting
     from palimpsest.solver.callbacks import Callback
     from palimpsest.solver.merging import Merging
     from palimpsest.solver.reconstruction import Reconstruction, reconstruct
@@ -28,64 +28,23 @@ if TYPE_CHECKING:
     from palimpsest.training import train
 
 __all__ = [
-    "KKT",
-    "NTK",
-    "Callback",
-    "Execution",
-    "Merging",
-    "MulticlassKKT",
-    "Reconstruction",
-    "Splitting",
-    "Subspace",
-    "__version__",
-    "audit",
-    "auditing",
-    "certify",
-    "datasets",
-    "errors",
-    "identifiability",
-    "identify",
-    "merging",
-    "networks",
-    "optimisers",
-    "priors",
-    "raw",
-    "reconstruct",
-    "score",
-    "scoring",
-    "span",
-    "splitting",
-    "storage",
-    "train",
+    "KKT", "NTK", "Callback", "Execution", "Merging", "MulticlassKKT", "Reconstruction", "Splitting", "Subspace",
+    "__version__", "audit", "auditing", "certify", "datasets", "errors", "identifiability", "identify", "merging",
+    "networks", "optimisers", "priors", "reconstruct", "score", "scoring", "span", "splitting", "storage", "train",
     "weights",
-]
+]  # fmt: skip
 
 _HOME = {  # the module of each name that is not itself a module; the imports above tell type checkers the same
-    "KKT": "methods",
-    "NTK": "methods",
-    "Callback": "solver.callbacks",
-    "Execution": "execution",
-    "Merging": "solver.merging",
-    "MulticlassKKT": "methods",
-    "Reconstruction": "solver.reconstruction",
-    "Splitting": "solver.splitting",
-    "Subspace": "objectives.spaces",
-    "audit": "auditing.audit",
-    "certify": "solver.stationarity",
-    "identify": "identifiability",
-    "reconstruct": "solver.reconstruction",
-    "score": "scoring",
-    "train": "training",
-}
+    "KKT": "methods", "NTK": "methods", "Callback": "solver.callbacks", "Execution": "execution",
+    "Merging": "solver.merging", "MulticlassKKT": "methods", "Reconstruction": "solver.reconstruction",
+    "Splitting": "solver.splitting", "Subspace": "objectives.spaces", "audit": "auditing.audit",
+    "certify": "solver.stationarity", "identify": "identifiability", "reconstruct": "solver.reconstruction",
+    "score": "scoring", "train": "training",
+}  # fmt: skip
 _MODULES = {  # modules that are public under a shorter name
-    "merging": "solver.merging",
-    "optimisers": "solver.optimisers",
-    "priors": "solver.priors",
-    "raw": "solver.raw",
-    "splitting": "solver.splitting",
-    "storage": "files.storage",
-    "weights": "files.weights",
-}
+    "merging": "solver.merging", "optimisers": "solver.optimisers", "priors": "solver.priors",
+    "splitting": "solver.splitting", "storage": "files.storage", "weights": "files.weights",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,5 @@
 """The facts that are known before the reconstruction: number of images, limits, and the method that fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -93,9 +91,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         note(remark)
     θ = parameters_of(subject.model)
     if not θ:
-        raise InvalidInputError(
-            "the network does not have a trainable parameter; set requires_grad on the trained parameters"
-        )
+        raise InvalidInputError("no parameter of the network is trainable; set requires_grad on the trained ones")
     θ_0 = None if subject.initial is None else {name: subject.initial[name].to(t) for name, t in θ.items()}
     correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
     moved = None if θ_0 is None else _norm({name: θ[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
@@ -131,9 +127,6 @@ def _fitting_method(outputs: int, unusable: str, weight_decay: bool) -> tuple[Me
     return "kkt" if outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
 
 
-# --- start and end -------------------------------------------------------------------------------
-
-
 def _unusable_start(related: bool | None, moved: float | None) -> str:
     """Why the start of training cannot be used; empty if it can."""
     if related is None:
@@ -161,9 +154,6 @@ def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[flo
 
 def _norm(θ: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in θ.values()))
-
-
-# --- the first layer -----------------------------------------------------------------------------
 
 
 def _first_layer(subject: Subject, θ: Mapping[str, Tensor], *, known_start: bool) -> tuple[str | None, Span | None]:

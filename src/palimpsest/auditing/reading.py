@@ -1,7 +1,5 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch
@@ -20,7 +18,6 @@ from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
 from palimpsest.solver.priors import Box, TotalVariation
 from palimpsest.solver.reconstruction import reconstruct
-from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
@@ -46,7 +43,9 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
                 note(f"out of time in {role} {number + 1}")
             finished = False
             if role == "subject" and len(runs[role]) < CONTROL_RUNS:
-                run = _unfinished_run(case, plan, *stopped.args)
+                (state,) = stopped.args  # the reconstruction as far as it came
+                problem = _problem(case, plan, role)
+                run = Run.of(*candidates(problem, state.x, state.multipliers, state.labels))
         except UNTRAINABLE as error:
             if role != "positive":
                 raise
@@ -89,11 +88,6 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     run = cached_tensors(path, digest(case.owner, role, number), compute, Run.of)
     checkpoint.unlink(missing_ok=True)
     return run
-
-
-def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
-    """The reconstruction of the subject that the clock stopped, as far as it came."""
-    return Run.of(*candidates(_problem(case, plan, "subject"), state.x, state.multipliers, state.labels))
 
 
 def _problem(case: Case, plan: Plan, role: str) -> Objective:

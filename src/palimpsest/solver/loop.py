@@ -1,7 +1,5 @@
 """Algorithm 1, over one explicit state: descend (Phase I), split (Phase II, see `rounds`), descend again."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Sequence
@@ -65,8 +63,6 @@ class Solver:
             "watched step": partial(Solver._advance, itself, watch=True),
         }
         self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
-
-    # --- the explicit state machine --------------------------------------------------------------
 
     def init(self) -> State:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
@@ -136,8 +132,6 @@ class Solver:
         own = self.schedule.own_sharpness
         return digest([self.settings, self.space, own, *self._original.identity()]).hex()
 
-    # --- Phase I ---------------------------------------------------------------------------------
-
     def descend(self, state: State, steps: int) -> State:
         """Take this many gradient steps; the first is recorded if its number is a multiple of ``record_every``."""
         end = state.step + steps
@@ -174,15 +168,11 @@ class Solver:
             penalty = penalty * (self.loss_unit / self.T2)
             watched = {"loss": loss, "penalty": penalty, "gradient": gradients[0].norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
-        step = (self.settings.optimiser, self.space.unit, *self._of_multipliers, x, λ, unit)
+        raw, rate = self.settings.units, self.settings.optimiser.learning_rate
+        of_λ = (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
+        step = (self.settings.optimiser, self.space.unit, *of_λ, x, λ, unit)
         _update(*step, gradients, self.loss_unit, penalties, moments_of(tensors), now)
         return watched
-
-    @property
-    def _of_multipliers(self) -> tuple[float, float, bool]:
-        """The meaning of a multiplier's unit, its rate relative to the images', and whether it may be negative."""
-        raw, rate = self.settings.units, self.settings.optimiser.learning_rate
-        return (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device only here."""
