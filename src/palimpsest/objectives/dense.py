@@ -83,7 +83,7 @@ def _note(calls: list[tuple[str, Tensor, Tensor]], name: str, _: nn.Module, args
 
 def aligned(rows: Tensor, last: Tensor) -> Tensor:
     """Rows with a last column, padded with zeros to a length that suits tensor cores."""
-    return F.pad(torch.cat([rows, last], 1), (0, -(rows.shape[1] + 1) % ALIGNED))
+    return F.pad(torch.cat([rows, last], -1), (0, -(rows.shape[-1] + 1) % ALIGNED))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
