@@ -252,15 +252,17 @@ class Objective(ABC):
             return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
-        parts = [engine(nodes, φ, images.flatten(1), self.sharpness) for nodes in self._nodes(multipliers)]
+        v = {name: torch.empty_like(t) for name, t in self.target.items()}
+        targets = zip(self._nodes(multipliers), self.segments.divided(v), strict=True)
+        adjoints = [engine(nodes, φ, images.flatten(1), self.sharpness, into=v_j) for nodes, v_j in targets]
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-            pairs = [adjoint(u_j) for (_, adjoint), u_j in zip(parts, self.segments.divided(u), strict=True)]
+            pairs = [adjoint(u_j) for adjoint, u_j in zip(adjoints, self.segments.divided(u), strict=True)]
             d_images = autograd.total([d for d, _ in pairs]).view_as(images)
             g = pairs[0][1] if len(pairs) == 1 else torch.stack([g for _, g in pairs], 1)
             return d_images if self._space is None else self._space.pulled_back(d_images), g.view_as(multipliers)
 
-        return self.segments.joined([v for v, _ in parts]), pulled_back
+        return v, pulled_back
 
     def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v without a graph and without any check, added up over the chunks."""
