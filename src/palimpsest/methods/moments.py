@@ -92,9 +92,7 @@ def undo_adam(
         settings, t = found.settings[name], found.states[name].get("step", 0.0)
         β2, ε = settings.get("betas", (0.0, 0.0))[1], settings.get("eps", 0.0)
         if t <= 0:
-            raise InvalidInputError(
-                f"the optimiser's state of {name!r} does not count its steps; use the state of Adam"
-            )
+            raise InvalidInputError(f"the optimiser's state of {name!r} does not count its steps; use Adam's")
         return (v[name] / (1 - β2**t)).sqrt() + ε
 
     return {name: (θ[name] - θ_0[name]) * divisor(name).to(θ[name]) for name in θ}
@@ -107,11 +105,12 @@ def _first_moments(state: OptimiserState) -> dict[str, Tensor]:
 
 def _kept(name: str, now: OptimiserState, before: OptimiserState, steps: int | None) -> float:
     """βˢ: the share of the earlier moment in the present one."""
-    counts = [state.states[name].get("step") for state in (before, now)]
-    if steps is None and None in counts:
+    counted = all("step" in state.states[name] for state in (before, now))
+    if steps is None and not counted:
         raise InvalidInputError("the optimiser does not count its steps; give steps, the number between the two states")
-    s = steps if steps is not None else counts[1] - counts[0]
+    s = now.states[name]["step"] - before.states[name]["step"] if steps is None else steps
     if s <= 0:
         raise InvalidInputError(f"the earlier state is {-s:g} steps later; give the states in order")
     settings = now.settings[name]
-    return float(settings["betas"][0] if "betas" in settings else settings["momentum"]) ** s
+    β = settings["betas"][0] if "betas" in settings else settings.get("momentum", 0.0)
+    return float(β) ** s
