@@ -12,7 +12,7 @@ from palimpsest.objectives.autograd import Parameters
 from palimpsest.objectives.base import Objective, Points, parameters_of
 from palimpsest.objectives.binding import matching
 
-ONE = "give the state dicts of at least two moments of the training, in order"
+ONE = "give those of the start, of the end, and of any moments between them, in order"
 
 
 class Path(Objective):
@@ -111,8 +111,8 @@ def strength(whitening: float) -> float:
 
 def _read(model: nn.Module, checkpoints: Sequence[Mapping[str, Tensor]]) -> tuple[list[Parameters], list[Parameters]]:
     """The trained parameters at each checkpoint, and its other tensors."""
-    if isinstance(checkpoints, Mapping) or len(checkpoints := list(checkpoints)) < 2:
-        raise InvalidInputError(f"checkpoints is one state dict, or empty; {ONE}")
+    if isinstance(checkpoints, Mapping) or not isinstance(checkpoints, Sequence) or len(checkpoints) < 2:
+        raise InvalidInputError(f"checkpoints is not a list of at least two state dicts; {ONE}")
     θ = parameters_of(model)
     rest = {name: t for name, t in model.state_dict().items() if name not in θ and t.is_floating_point()}
     states, others = [], []
