@@ -229,8 +229,8 @@ def test_checkpoints_that_cannot_be_used_are_refused():
     networks = models()
     first, second, third, last = states(networks)
     model, other = networks[-1], pal.networks.MLP((1, 4, 4), (6, 7)).double().state_dict()
-    for wrong in ([first, second], [last, second, first], [first, other, last], [first, first, last], [last], [], None, first,
-                  [first, {}, last], [first, None, last]):  # fmt: skip
+    for wrong in ([first, second], [last, second, first], [first, other, last], [first, first, last], [last], [],
+                  None, first, [first, {}, last], [first, None, last]):  # fmt: skip
         with pytest.raises(InvalidInputError):
             pal.Path(model, wrong)
     with pytest.raises(InvalidInputError, match="2 and 3"):
