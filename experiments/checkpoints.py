@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import time
 from bisect import bisect
 from pathlib import Path
 from typing import Any
@@ -55,31 +54,27 @@ def read(seed: int) -> dict[str, dict[str, float]]:
         checkpoints = [fit.initial, *(trained(step).model.state_dict() for step in steps), fit.model.state_dict()]
         objective = pal.Path(fit.model, checkpoints, weights="auto", **options)
         space = pal.span(fit.model, checkpoints).subspace if in_span else None
-        began = time.monotonic()
         rec = pal.reconstruct(
             objective, image_shape=data.image_shape, within=space, candidates=CANDIDATES, steps=STEPS, seed=seed,
             progress=False,
         )  # fmt: skip
-        seconds = time.monotonic() - began
         score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
         above = {f"above {bar}": int((score.ssim > bar).sum()) for bar in (0.6, 0.9)}
         held_out = float(score.held_out.ssim.max())
-        rows[name] = {"mean SSIM": float(score.ssim.mean()), **above, "best held-out": held_out, "seconds": seconds}
+        rows[name] = {"mean SSIM": float(score.ssim.mean()), **above, "best held-out": held_out}
         print(seed, name, rows[name], flush=True)
     return rows
 
 
 def table(networks: dict[str, dict[str, dict[str, float]]]) -> str:
-    """Means over networks. Times are relative to the first way."""
-    lines = ["| known | mean SSIM | above 0.6 | above 0.9 | best held-out SSIM | time |", "|---|---|---|---|---|---|"]
-    first = sum(ways[next(iter(WAYS))]["seconds"] for ways in networks.values())
+    """Means over networks."""
+    lines = ["| known | mean SSIM | above 0.6 | above 0.9 | best held-out SSIM |", "|---|---|---|---|---|"]
     for name in WAYS:
         rows = [ways[name] for ways in networks.values()]
         mean = {key: sum(row[key] for row in rows) / len(rows) for key in rows[0]}
-        share = len(rows) * mean["seconds"] / first
         lines.append(
             f"| {name} | {mean['mean SSIM']:.3f} | {mean['above 0.6']:.1f} | {mean['above 0.9']:.1f} "
-            f"| {mean['best held-out']:.2f} | {share:.2f} |"
+            f"| {mean['best held-out']:.2f} |"
         )
     return "\n".join(lines)
 
