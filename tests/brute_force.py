@@ -6,36 +6,67 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
+import palimpsest as pal
 from palimpsest.objectives import Objective
 from palimpsest.objectives.smoothing import Smoothed
 
 
+def scalars(objective: Objective, x: Tensor, label: Tensor | None) -> list[tuple[dict[str, Tensor], Tensor]]:
+    """(θ, φ(θ, x, y)) at every tangent point. φ has one row for each image, and one column for each multiplier."""
+    found = []
+    for tangent in objective.tangents:
+        θ = {name: tangent[name].clone().requires_grad_() for name in objective.target}
+        with Smoothed(objective.sharpness):
+            outputs = functional_call(objective._network.module, tangent | θ, (x,)).flatten(1)
+        φ = objective.scalar(outputs, None if label is None else label.expand(len(x)))
+        found.append((θ, φ.reshape(len(x), -1)))
+    return found
+
+
+def gradient(φ: Tensor, θ: dict[str, Tensor]) -> dict[str, Tensor]:
+    grads = torch.autograd.grad(φ, list(θ.values()), create_graph=True, materialize_grads=True)
+    return dict(zip(θ, grads, strict=True))
+
+
 def per_sample_gradients(objective: Objective, x_i: Tensor, label: Tensor | None) -> list[dict[str, Tensor]]:
     """f_s(x_i) = ∇_θ φ_s(θ_s, x_i, y_i) for every slot s, one dense gradient at a time."""
-    features = []
-    for tangent in objective.tangents:
-        θ = {name: t.clone().requires_grad_() for name, t in tangent.items()}
-        with Smoothed(objective.sharpness):
-            outputs = functional_call(objective._network.module, θ, (x_i[None],)).flatten(1)
-        φ = objective.scalar(outputs, None if label is None else label[None]).flatten()
-        for φ_s in φ:
-            grads = torch.autograd.grad(φ_s, list(θ.values()), create_graph=True, materialize_grads=True)
-            features.append(dict(zip(θ, grads, strict=True)))
-    return features
+    return [gradient(φ_s, θ) for θ, φ in scalars(objective, x_i[None], label) for φ_s in φ[0]]
+
+
+def targets(objective: Objective) -> list[dict[str, Tensor]]:
+    """T, or T_j of each segment."""
+    if not isinstance(objective, pal.Path):
+        return [dict(objective.target)]
+    m = len(next(iter(objective.target.values())))
+    return [{name: t[j] for name, t in objective.target.items()} for j in range(m)]
+
+
+def shares(objective: Objective) -> list[float]:
+    """How much each ‖r_j‖² counts: 1 / (m ‖T_j‖²), or 1 for one target without segments."""
+    Ts = targets(objective)
+    squares = [sum(float(t.square().sum()) for t in T.values()) for T in Ts]
+    return [1 / (len(Ts) * square) for square in squares] if isinstance(objective, pal.Path) else [1.0]
+
+
+def residuals(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> list[dict[str, Tensor]]:
+    """r_j = T_j − Σ_i λ_ij f_j(x_i) for each target."""
+    rs = targets(objective)
+    for i, x_i in enumerate(x):
+        features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
+        slots = len(features) // len(rs)
+        for s, (λ, f) in enumerate(zip(multipliers[i].flatten(), features, strict=True)):
+            rs[s // slots] = {name: r - λ * f[name] for name, r in rs[s // slots].items()}
+    return rs
 
 
 def residual(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> dict[str, Tensor]:
-    r = dict(objective.target)
-    for i, x_i in enumerate(x):
-        features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
-        for λ, f in zip(multipliers[i].flatten(), features, strict=True):
-            r = {name: r[name] - λ * f[name] for name in r}
-    return r
+    rs = residuals(objective, x, multipliers, labels)
+    return {name: torch.stack([r[name] for r in rs]) for name in rs[0]} if isinstance(objective, pal.Path) else rs[0]
 
 
 def loss(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-    r = residual(objective, x, multipliers, labels)
-    return sum(objective.weights[name] * (r[name] ** 2).sum() for name in r)
+    rs = zip(shares(objective), residuals(objective, x, multipliers, labels), strict=True)
+    return sum(share * objective.weights[name] * r[name].square().sum() for share, r in rs for name in r)
 
 
 def gradients(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -43,26 +74,22 @@ def gradients(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tens
     return torch.autograd.grad(loss(objective, x, λ, labels), (x, λ), materialize_grads=True)
 
 
-def pull_gradient(objective, x_i: Tensor, multipliers_i: Tensor, label: Tensor | None, r: dict[str, Tensor]) -> Tensor:
-    """∇_x Σ_s λ_s ⟨w∘r, f_s(x_i)⟩ for one candidate and a fixed residual."""
-    x_i = x_i.clone().requires_grad_()
-    pull = sum(
-        λ * sum((objective.weights[name] * r[name] * f[name]).sum() for name in r)
-        for λ, f in zip(multipliers_i.flatten(), per_sample_gradients(objective, x_i, label), strict=True)
-    )
-    return torch.autograd.grad(pull, x_i, materialize_grads=True)[0]
+def pull_gradients(objective, x: Tensor, multipliers_i: Tensor, label: Tensor | None, rs: list) -> Tensor:
+    """∇_x Σ_s λ_s ⟨w∘r, f_s(x)⟩ for fixed residuals, at each of these images with the multipliers of one candidate."""
+    x = x.clone().requires_grad_()
+    points, w, pull = scalars(objective, x, label), objective.weights, 0.0
+    for s, ((θ, φ), λ) in enumerate(zip(points, multipliers_i.reshape(len(points), -1), strict=True)):
+        j, f = s * len(rs) // len(points), gradient((φ @ λ).sum(), θ)
+        pull += shares(objective)[j] * sum((w[name] * r * f[name]).sum() for name, r in rs[j].items())
+    return torch.autograd.grad(pull, x, materialize_grads=True)[0]
 
 
 def splitting_matrix(objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, h: float = 1e-5) -> Tensor:
-    """S(x_i) = −2 ∇²_x Σ_s λ_is g_is by central differences of its gradient, column by column."""
-    r = {name: value.detach() for name, value in residual(objective, x, multipliers, labels).items()}
-    matrices = []
+    """S(x_i) = −2 ∇²_x Σ_s λ_is g_is by central differences of its gradient, a row for each direction."""
+    rs, matrices = residuals(objective, x, multipliers, labels), []
     for i, x_i in enumerate(x):
-        label = None if labels is None else labels[i]
-        columns = []
-        for e in torch.eye(x_i.numel(), dtype=x.dtype).reshape(-1, *x_i.shape):
-            forward = pull_gradient(objective, x_i + h * e, multipliers[i], label, r)
-            backward = pull_gradient(objective, x_i - h * e, multipliers[i], label, r)
-            columns.append(-2 * (forward - backward).flatten() / (2 * h))
-        matrices.append(torch.stack(columns, dim=1))
-    return torch.stack(matrices)
+        steps = h * torch.eye(x_i.numel(), dtype=x.dtype).reshape(-1, *x_i.shape)
+        rest = (multipliers[i], None if labels is None else labels[i], rs)
+        forward, backward = (pull_gradients(objective, at, *rest).flatten(1) for at in (x_i + steps, x_i - steps))
+        matrices.append(-2 * (forward - backward) / (2 * h))
+    return torch.stack(matrices).mT

@@ -64,6 +64,22 @@ NETWORKS = [
     Network("polynomial", lambda o: pal.networks.PolynomialNetwork(5, 6, activation=(0.2, 1, -0.5, 0.3)), (5,), 1),
 ]
 
+
+def on_the_way(model: nn.Module, initial: dict[str, Tensor], segments: int) -> list[dict[str, Tensor]]:
+    """Checkpoints of unequal segments, with their own statistics of batch normalisation."""
+    final, generator = model.state_dict(), torch.Generator().manual_seed(0)
+
+    def between(name: str, t: Tensor) -> Tensor:
+        share = torch.rand(t.shape, generator=generator, dtype=torch.float64)
+        return torch.lerp(initial[name], t, share) if t.is_floating_point() else t
+
+    return [initial, *({n: between(n, t) for n, t in final.items()} for _ in range(segments - 1)), final]
+
+
+def some_gradient(model: nn.Module) -> dict[str, Tensor]:
+    return {name: torch.randn_like(θ) for name, θ in model.named_parameters()}
+
+
 Make = Callable[[nn.Module, dict[str, Tensor]], Objective]
 OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to make it)
     "kkt": (1, lambda model, initial: pal.KKT(model, sharpness=4.0)),
@@ -75,6 +91,15 @@ OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to m
     "ntk-nodes-outputs": (
         3,
         lambda model, initial: pal.NTK(model, initial, at=(0.2, 0.5, 1.0), sharpness=4.0),
+    ),
+    "path": (1, lambda model, initial: pal.Path(model, on_the_way(model, initial, 2), sharpness=4.0, weights="auto")),
+    "path-nodes-outputs": (
+        3,
+        lambda model, initial: pal.Path(model, on_the_way(model, initial, 2), at=(0.2, 0.7), sharpness=4.0),
+    ),
+    "gradient-outputs": (
+        3,
+        lambda model, initial: pal.Gradient(model, some_gradient(model), sharpness=4.0, weights="auto"),
     ),
 }
 

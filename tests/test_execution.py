@@ -190,8 +190,8 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="CUDA grap
 @pytest.mark.parametrize("mode", ["graph", "compiled-graph"])
 def test_every_mode_reconstructs_the_same(mode):
     torch.manual_seed(0)
-    initial, final = (pal.networks.MLP((1, 4, 4), (8, 8)).double().cuda() for _ in range(2))
-    objective = pal.NTK(final, initial.state_dict(), at=(0.2, 0.8))
+    models = [pal.networks.MLP((1, 4, 4), (8, 8)).double().cuda() for _ in range(3)]
+    objective = pal.Path(models[-1], [model.state_dict() for model in models], at=(0.2, 0.8))
     runs = [
         pal.reconstruct(
             objective,
@@ -275,7 +275,7 @@ class Small(pal.priors.Prior):
 
 @pytest.mark.parametrize("priors", [(Box(), TotalVariation()), Small()], ids=["closed form", "autograd"])
 @pytest.mark.parametrize("network", [NETWORKS[1], NETWORKS[3]], ids=lambda network: network.name)
-@pytest.mark.parametrize("method", ["kkt", "multiclass", "ntk-nodes"])
+@pytest.mark.parametrize("method", ["kkt", "multiclass", "ntk-nodes", "path"])
 def test_a_step_reads_nothing_back_from_the_device(method, network, priors):
     settings = Settings(candidates=4, steps=8, record_every=4, priors=priors)
     solver = Solver(make_case(network, method).objective, Everywhere(network.image_shape), settings)
@@ -309,7 +309,8 @@ def pieces(monkeypatch):
 def test_pieces_that_are_fused_on_a_gpu_compute_the_same(pieces, monkeypatch):
     """As they are traced; the tensors stay here."""
     torch.manual_seed(0)
-    model = pal.networks.MLP((1, 3, 3), (6, 5)).double()
+    initial, between, model = (pal.networks.MLP((1, 3, 3), (6, 5)).double() for _ in range(3))
+    path = pal.Path(model, [initial.state_dict(), between.state_dict(), model.state_dict()])
     x, y = torch.randn(6, 1, 3, 3).double(), torch.tensor([1, -1] * 3)
 
     def both():
@@ -318,7 +319,11 @@ def test_pieces_that_are_fused_on_a_gpu_compute_the_same(pieces, monkeypatch):
         published = replace(ours, units=units, optimiser=lazy, sharpness=Sharpening(steps=8))
         solvers = [
             Solver(objective, Everywhere((1, 3, 3)), settings)
-            for objective, settings in ((pal.KKT(model), ours), (pal.KKT(model).with_exact_forward(), published))
+            for objective, settings in (
+                (pal.KKT(model), ours),
+                (path, ours),
+                (pal.KKT(model).with_exact_forward(), published),
+            )
         ]
         states = [solver.step(solver.init()) for solver in solvers]
         fits = [

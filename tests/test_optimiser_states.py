@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, RMSprop
 
 from palimpsest.errors import NonFiniteError, WeightsError
-from palimpsest.files.optimiser_states import match
+from palimpsest.methods.optimiser_states import match
 
 
 class Small(nn.Module):

@@ -28,9 +28,9 @@ import palimpsest as pal
 from palimpsest.solver.callbacks import Checkpoint
 Checkpoint.__init__.__kwdefaults__["every_seconds"] = 0.0   # save at every record: more moments at which to be killed
 torch.manual_seed(0)
-initial, final = (pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(2))
+models = [pal.networks.MLP((1, 6, 6), (40, 40)) for _ in range(3)]
 rec = pal.reconstruct(
-    pal.NTK(final, initial.state_dict(), at=(0.2, 0.8)), image_shape=(1, 6, 6), candidates=8, steps=600,
+    pal.Path(models[-1], [m.state_dict() for m in models]), image_shape=(1, 6, 6), candidates=8, steps=600,
     splitting=pal.Splitting(direction="random"), record_every=10, checkpoint=sys.argv[1], progress=False)
 pal.storage.save_tensors(sys.argv[2], {"images": rec.images, "multipliers": rec.multipliers, "ids": rec.ids,
     "lineage": rec.lineage}, {"history": rec.history, "loss": rec.loss})

@@ -5,7 +5,8 @@ layer's (W_1, b_1), whatever the depth and the loss. So the row space of (ΔW_1,
 is the number of training images, unless these are linearly dependent or some always activate the same units. The rank
 then counts what the layer distinguishes, and no method can read more out of it.
 
-With weight decay the same holds for W_1 − c·W_1(0), where c is the total shrinkage of the initial weights.
+With weight decay the same holds for W_1 − c·W_1(0), where c is the total shrinkage of the initial weights. Checkpoints
+on the way give such a change for each segment between them. The rows of all changes together lie in the same span.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -35,15 +37,25 @@ class Span:
     subspace: Subspace | None = field(repr=False)  # x̄ + Qc ∋ x_i; images are flat, see :meth:`Subspace.shaped`
     gap: float  # σ_n / σ_{n+1} of the first layer's change: the evidence
     singular_values: Tensor = field(repr=False)  # of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant inputs
-    shrinkage: float  # c: 1 without weight decay
+    shrinkages: tuple[float, ...]  # c_j of each segment between checkpoints: 1 without weight decay
     reason: str  # one sentence on the result
+
+    @property
+    def shrinkage(self) -> float:
+        """c of the whole training: the product of all c_j."""
+        return math.prod(self.shrinkages)
 
     def shrunk(self, initial: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """c·θ_0: what weight decay left of the initial weights. Without weight decay, these weights themselves."""
         return initial if self.shrinkage == 1 else {name: self.shrinkage * t for name, t in initial.items()}
 
 
-def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequence[int] | None = None) -> Span:
+def span(
+    model: nn.Module,
+    initial: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+    *,
+    image_shape: Sequence[int] | None = None,
+) -> Span:
     """Count the training images, and find the space that they span, from the change of the first layer.
 
     The count relies on a gap: the layer moved in n directions, and in all others by no more than rounding. If there is
@@ -51,15 +63,16 @@ def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequen
 
     Args:
         model: the trained network. Its first layer must be dense and see the whole image.
-        initial: its weights before training, a state dict.
+        initial: its weights before training, a state dict, or the checkpoints of `pal.Path`: a list of state dicts from
+            the first to the last weights. The space is then that of all segments together.
         image_shape: the shape of one image. Give it if the network takes images of several sizes, or no flat ones.
 
     Returns:
         An object with these attributes. ``samples``: the number of training images, or None. ``subspace``: the
             `Subspace` of flat images, for ``pal.reconstruct(…, within=…)``, or None. ``gap``: the ratio of singular
             values behind the count. ``singular_values``: all of them. ``shrinkage``: 1 without weight decay.
-            ``reason``: one sentence on the result. ``shrunk(initial)``: the initial weights as weight decay left them,
-            for ``pal.NTK``.
+            ``shrinkages``: the same for each segment between checkpoints. ``reason``: one sentence on the result.
+            ``shrunk(initial)``: the initial weights as weight decay left them, for ``pal.NTK``.
 
     Images that were centred by their own mean are linearly dependent. If the first layer does not have a bias, the
     count is then one too low. Weight decay is assumed to act on weights and biases alike.
@@ -75,12 +88,20 @@ def span(model: nn.Module, initial: Mapping[str, Tensor], *, image_shape: Sequen
     names = first_dense_layer(model, image_shape)
     if names is None:
         raise InvalidInputError("no dense layer of the network sees whole images; if one does, give image_shape")
-    final, start, has_bias, rounding = _matrices(model, initial, names)
-    if has_bias and torch.equal(final[:, -1], start[:, -1]):  # a frozen bias does not hold a trace of the images
-        final, start, has_bias = final[:, :-1], start[:, :-1], False
-    reading = _read(final, start, 1.0, has_bias, rounding)
-    if reading.samples is None and start.any():  # perhaps the initial weights have decayed
-        decayed = _read(final, start, _shrinkage(final, start), has_bias, rounding)
+    states = [initial, dict(model.named_parameters())] if isinstance(initial, Mapping) else list(initial)
+    if len(states) < 2:
+        raise InvalidInputError("there are fewer than two checkpoints; give the first, the last and those between them")
+    layers = [_matrix(state, names) for state in states]
+    rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(layers[-1].square().mean().sqrt())
+    if any(layer.shape != layers[-1].shape for layer in layers):
+        shapes = ", ".join(str(tuple(layer.shape)) for layer in layers)
+        raise InvalidInputError(f"the first layer has the shapes {shapes}; give the weights of one network")
+    has_bias = len(names) > 1
+    if has_bias and all(torch.equal(a[:, -1], b[:, -1]) for a, b in pairwise(layers)):  # a frozen bias holds no trace
+        layers, has_bias = [layer[:, :-1] for layer in layers], False
+    reading = _read(layers, [1.0] * (len(layers) - 1), has_bias, rounding)
+    if reading.samples is None and layers[0].any():  # perhaps the initial weights have decayed
+        decayed = _read(layers, [_shrinkage(b, a) for a, b in pairwise(layers)], has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
 
@@ -138,29 +159,20 @@ def _dense_calls(model: nn.Module, shape: tuple[int, ...]) -> list[tuple[str, bo
     return calls
 
 
-def _matrices(
-    model: nn.Module, initial: Mapping[str, Tensor], names: Sequence[str]
-) -> tuple[Tensor, Tensor, bool, float]:
-    """(W_1, b_1) after and before training in float64, whether there is a bias, and the size of a rounding error."""
-    matrices = []
-    for source in (dict(model.named_parameters()), initial):
-        if missing := [n for n in names if n not in source]:
-            raise InvalidInputError(f"the initial weights do not hold {missing[0]!r}; give a full state dict")
-        parts = [source[n].detach().double() for n in names]
-        matrices.append(torch.cat([parts[0], *(v[:, None] for v in parts[1:])], dim=1))
-    final, start = matrices
-    if final.shape != start.shape:
-        raise InvalidInputError(
-            f"the first layer has shape {tuple(final.shape)}, but {tuple(start.shape)} in initial; give its own weights"
-        )
-    if not bool(final.isfinite().all() and start.isfinite().all()):
+def _matrix(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
+    """(W_1, b_1) in float64."""
+    if missing := [n for n in names if n not in state]:
+        raise InvalidInputError(f"the initial weights do not hold {missing[0]!r}; give a full state dict")
+    W, *b = [state[n].detach().double() for n in names]
+    matrix = torch.cat([W, *(v[:, None] for v in b)], dim=1)
+    if not bool(matrix.isfinite().all()):
         raise NonFiniteError("the first layer contains NaN or infinity; check the file or the training")
-    rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(final.square().mean().sqrt())
-    return final, start, len(names) > 1, rounding
+    return matrix
 
 
-def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: float) -> Span:
-    change = final - c * start
+def _read(layers: Sequence[Tensor], c: Sequence[float], has_bias: bool, rounding: float) -> Span:
+    """The reading of (W_1, b_1) at successive moments. The rows of W_1(j) − c_j W_1(j−1) span the images."""
+    change = torch.cat([b - c_j * a for c_j, (a, b) in zip(c, pairwise(layers), strict=True)])
     varying = change[:, _varying(change, has_bias, rounding)]
     σ = torch.linalg.svdvals(varying)
     # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).
@@ -170,8 +182,9 @@ def _read(final: Tensor, start: Tensor, c: float, has_bias: bool, rounding: floa
     gap = float(ratios[n - 1]) if n else 0.0
     if gap < GAP:
         why = "every direction of the first layer moved by more than rounding" if gap == 0 else "the gap is too small"
-        return Span(None, None, gap, σ, c, f"no number of images can be read: {why}")
-    return Span(n, _subspace(change, n, has_bias), gap, σ, c, f"{n} directions moved, {gap:.3g} times beyond the next")
+        return Span(None, None, gap, σ, tuple(c), f"no number of images can be read: {why}")
+    found = f"{n} directions moved, {gap:.3g} times beyond the next"
+    return Span(n, _subspace(change, n, has_bias), gap, σ, tuple(c), found)
 
 
 def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:

@@ -15,7 +15,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest import datasets
-from palimpsest.files import optimiser_states
+from palimpsest.methods import optimiser_states
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.runs import folder as runs
 from palimpsest.runs.folder import RunFolder

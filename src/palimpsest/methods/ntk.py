@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor, nn
 
-from palimpsest.errors import InvalidInputError
+from palimpsest.methods.path import segment, strength
 from palimpsest.objectives import weighting
 from palimpsest.objectives.base import Objective, parameters_of
 from palimpsest.objectives.binding import matching
@@ -20,7 +20,8 @@ class NTK(Objective):
         θ − θ_0 = Σ_i λ_i ∇_θ Φ(θ_0 + t(θ − θ_0), x_i),   multipliers of either sign.
 
     The midpoint t = ½ represents the whole path better than either end. Several points represent it better still, and
-    cost proportionally more. `Objective` explains ``sharpness`` and ``weights``.
+    cost proportionally more. If weights on the way are known as well, `Path` reads more. `Objective` explains
+    ``sharpness`` and ``weights``.
 
     Args:
         model: the trained network.
@@ -52,20 +53,10 @@ class NTK(Objective):
         whitening: float = 0.0,
     ) -> None:
         θ, θ_0 = parameters_of(model), matching(initial, parameters_of(model))
-        Δ = {name: θ[name] - θ_0[name] for name in θ}
-        if Δ and not any(bool(change.any()) for change in Δ.values()):
-            raise InvalidInputError("initial and final weights are the same; clone the state dict before training")
-        if not isinstance(at, int | float) and len(at) == 0:
-            raise InvalidInputError("at is empty; give at least one point t between 0 (initial) and 1 (final)")
-
-        def point(t: float) -> dict[str, Tensor]:
-            return {name: θ_0[name] + t * Δ[name] for name in θ}
-
-        tangents = point(at) if isinstance(at, int | float) else [point(float(t)) for t in at]
+        equal = "initial and final weights are the same; clone the state dict before training"
+        Δ, tangents = segment(θ_0, θ, at, equal=equal)
         super().__init__(model, target=Δ, tangents=tangents, sharpness=sharpness, weights=weights, initial=θ_0)
-        if not 0 <= whitening <= 1:
-            raise InvalidInputError(f"whitening is {whitening}; give a number from 0 to 1")
-        self.whitening = whitening
+        self.whitening = strength(whitening)
 
     def unexplained(self) -> dict[str, float]:
         assert self.initial is not None

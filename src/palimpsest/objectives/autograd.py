@@ -80,10 +80,14 @@ def total(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def represent(
-    φ: Callable[[Parameters], Tensor], nodes: Sequence[tuple[Parameters, Tensor]], *, differentiable: bool
+    φ: Callable[[Parameters], Tensor],
+    names: Sequence[str],
+    nodes: Sequence[tuple[Parameters, Tensor]],
+    *,
+    differentiable: bool,
 ) -> Parameters:
-    """v = Σ_s ∇_θ Σ_i λ_is φ_i(θ_s), with a graph if v is to be differentiated further."""
-    names, points = list(nodes[0][0]), [{name: leaf(t) for name, t in θ.items()} for θ, _ in nodes]
+    """v = Σ_s ∇_θ Σ_i λ_is φ_i(θ_s) for these parameters, with a graph if v is to be differentiated further."""
+    points = [θ | {name: leaf(θ[name]) for name in names} for θ, _ in nodes]
     with torch.enable_grad():  # around the parts of several tangents too, or they lose their graph
         value = total([(λ * φ(θ)).sum() for θ, (_, λ) in zip(points, nodes, strict=True)])
         if not value.requires_grad:

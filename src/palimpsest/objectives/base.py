@@ -5,6 +5,9 @@ With f_s(x) = ∇_θ φ_s(θ_s, x, y) for each *slot* s (a tangent point, an out
     r = T − Σ_i Σ_s λ_is f_s(x_i)          residual
     L = Σ_p w_p ‖r_p‖²                     loss over the named parameters p
 
+A method may have several targets T_j, each with its own tangent points and multipliers. They share the images; see
+:mod:`palimpsest.objectives.segments`.
+
 No f is ever stored. The represented vector v = Σ λ f is one backward pass. A second pass, over the graph of the first,
 is the adjoint of (x, λ) ↦ v. It gives both gradients at once:
 
@@ -25,7 +28,7 @@ import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -35,9 +38,11 @@ from palimpsest.objectives import autograd, binding, dense, reduced, weighting
 from palimpsest.objectives.autograd import Network, Operator, Parameters, Sharpness
 from palimpsest.objectives.binding import Bound
 from palimpsest.objectives.labels import Labels, Unlabelled
+from palimpsest.objectives.segments import Segments
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 
 Layers = tuple[dense.Layer, ...] | None
+Points = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
 
 
 def parameters_of(model: nn.Module) -> Parameters:
@@ -54,8 +59,10 @@ class Objective(ABC):
 
     Args:
         model: the network. It is copied and put in evaluation mode.
-        target: T, keyed like ``model.named_parameters()``. Only these parameters take part. None is the trained θ.
-        tangents: the point at which f is taken, or several, each with its own multipliers. None is the trained θ.
+        target: T, keyed like ``model.named_parameters()``. Only these parameters take part. None is the trained θ. A
+            list holds the targets T_j of several segments, all of the same parameters.
+        tangents: the point at which f is taken, or several, each with its own multipliers. None is the trained θ. With
+            a list of targets, a list of as many of these. A point may also hold buffers, which the network uses there.
         sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
         weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
             ``"auto"`` lowers the weight of parameters that training images explain badly.
@@ -81,26 +88,31 @@ class Objective(ABC):
         self,
         model: nn.Module,
         *,
-        target: Mapping[str, Tensor] | None = None,
-        tangents: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+        target: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]] | None = None,
+        tangents: Points | Sequence[Points] | None = None,
         sharpness: float | None = None,
         weights: weighting.Weights = None,
         initial: Mapping[str, Tensor] | None = None,
     ) -> None:
         target = parameters_of(model) if target is None else target
         tangents = parameters_of(model) if tangents is None else tangents
-        points = [tangents] if isinstance(tangents, Mapping) else list(tangents)
-        self._several_tangents = not isinstance(tangents, Mapping)
-        self.target: Parameters = {name: t.detach().clone() for name, t in target.items()}
-        self.tangents: list[Parameters] = [{name: θ[name].detach().clone() for name in target} for θ in points]
+        one = isinstance(target, Mapping)
+        targets = [target] if isinstance(target, Mapping) else list(target)
+        groups = cast("list[Points]", [tangents] if one else list(tangents))
+        self._several_tangents = not isinstance(groups[0], Mapping)
+        points = [[group] if isinstance(group, Mapping) else list(group) for group in groups]
+        binding.check_weights(model, targets, [θ for group in points for θ in group])
+        self.segments = Segments(None) if one else Segments.of(targets)
+        self.target: Parameters = self.segments.joined([_copied(T) for T in targets])
+        self.tangents: list[Parameters] = [_copied(θ) for group in points for θ in group]
         self.initial = None if initial is None else binding.matching(initial, self.target)
         self.sharpness: Sharpness = sharpness
         self.chunk: int | None = None
         self._space: Parametrisation | None = None
         self._may_be_dense = True
         self._bound: Bound | None = None  # dropped by every copy, see `_changed`
-        binding.check_weights(model, self.target, self.tangents)
-        self.weights = weighting.resolve(weights, self.target, self.unexplained)
+        energy = {name: float(self.segments.square(t.double())) for name, t in self.target.items()}
+        self.weights = weighting.resolve(weights, energy, self.unexplained)
         self._network = Network(copy.deepcopy(model).eval().requires_grad_(False))
 
     @abstractmethod
@@ -202,8 +214,8 @@ class Objective(ABC):
         return self.norm_squared(self.target)
 
     def norm_squared(self, r: Parameters) -> Tensor:
-        """Σ_p w_p ‖r_p‖²."""
-        return autograd.total([self.weights[name] * torch.dot(t.flatten(), t.flatten()) for name, t in r.items()])
+        """Σ_p w_p ‖r_p‖², or the mean over several targets of this relative to each ‖T_j‖²."""
+        return autograd.total([self.weights[name] * self.segments.square(t) for name, t in r.items()])
 
     # --- the pieces ------------------------------------------------------------------------------
 
@@ -212,10 +224,11 @@ class Objective(ABC):
         binding.check_scalar(self, φ, outputs)
         return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
 
-    def _nodes(self, multipliers: Tensor) -> list[tuple[Parameters, Tensor]]:
-        """(θ_s, λ_s) for each tangent point."""
-        λs = multipliers.unbind(1) if self._several_tangents else (multipliers,)
-        return list(zip(self.tangents, λs, strict=True))
+    def _nodes(self, multipliers: Tensor) -> list[list[tuple[Parameters, Tensor]]]:
+        """(θ_s, λ_s) for each tangent point of each target."""
+        λs = multipliers.unbind(1) if self.segments.shape else (multipliers,)
+        points = iter(self.tangents)
+        return [[(next(points), λ_s) for λ_s in (λ.unbind(1) if self._several_tangents else (λ,))] for λ in λs]
 
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v by autograd, with a graph if x or λ asks for derivatives."""
@@ -225,7 +238,9 @@ class Objective(ABC):
 
         differentiable = x.requires_grad or multipliers.requires_grad
         with torch.enable_grad():
-            return autograd.represent(φ, self._nodes(multipliers), differentiable=differentiable)
+            parts = [autograd.represent(φ, list(self.target), nodes, differentiable=differentiable)
+                     for nodes in self._nodes(multipliers)]  # fmt: skip
+            return self.segments.joined(parts)
 
     def _linearise(
         self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None
@@ -236,12 +251,15 @@ class Objective(ABC):
             v = self._represent(x, λ, labels)
             return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
-        point = (self._nodes(multipliers), φ, images.flatten(1), self.sharpness)
-        v, on_images = dense.linearise(layers, *point, exact_forward=self.exact_forward, linear=self.linear)
+        engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
+        v = {name: torch.empty_like(t) for name, t in self.target.items()}
+        targets = zip(self._nodes(multipliers), self.segments.divided(v), strict=True)
+        adjoints = [engine(nodes, φ, images.flatten(1), self.sharpness, into=v_j) for nodes, v_j in targets]
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-            d_images, g = on_images(u)
-            d_images = d_images.view_as(images)
+            pairs = [adjoint(u_j) for adjoint, u_j in zip(adjoints, self.segments.divided(u), strict=True)]
+            d_images = autograd.total([d for d, _ in pairs]).view_as(images)
+            g = pairs[0][1] if len(pairs) == 1 else torch.stack([g for _, g in pairs], 1)
             return d_images if self._space is None else self._space.pulled_back(d_images), g.view_as(multipliers)
 
         return v, pulled_back
@@ -256,7 +274,7 @@ class Objective(ABC):
         return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
-        return {name: t if self.weights[name] == 1 else self.weights[name] * t for name, t in r.items()}
+        return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
 
     # --- candidates: their space, outputs, multipliers and chunks -----------------------------------
 
@@ -268,11 +286,12 @@ class Objective(ABC):
         return self._network(self.tangents[0], self._images(x), self.sharpness)
 
     def multiplier_shape(self, x: Tensor) -> tuple[int, ...]:
-        """Shape of one candidate's multipliers: one for each tangent point, each output, both, or ()."""
+        """Shape of one candidate's multipliers: an axis each for several targets, tangent points and outputs."""
         outputs = self.outputs(x[:1])
         labels = self.label_kind.balanced(1, outputs.shape[1])
         slots = tuple(self._φ(outputs, None if labels is None else labels.to(x.device)).shape[1:])
-        return (len(self.tangents), *slots) if self._several_tangents else slots
+        nodes = (len(self.tangents) // len(self.segments.shares),) if self._several_tangents else ()
+        return (*self.segments.shape, *nodes, *slots)
 
     def chunks(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None
@@ -310,7 +329,7 @@ class Objective(ABC):
         if isinstance(space, Subspace):
             self.check_network(space.offset[None])
             if layers := self.dense_layers(space.offset[None]):
-                known = (self.target, self.tangents, self.weights, self.whitening)
+                known = (self.target, self.tangents, self.weights, self.whitening, self.segments.shares)
                 network, space, target, tangents, weights = reduced.reduce(layers, space, *known)
                 parts = {"target": target, "tangents": tangents, "weights": weights}
                 smaller = Network(network, exact_forward=self.exact_forward)
@@ -362,6 +381,10 @@ class Objective(ABC):
         public = {name: value for name, value in vars(self).items() if not name.startswith("_")}
         settings = {name: value for name, value in public.items() if name not in ("sharpness", "chunk")}
         return [*kind, settings, self._network.state_dict()]
+
+
+def _copied(values: Mapping[str, Tensor]) -> Parameters:
+    return {name: t.detach().clone() for name, t in values.items()}
 
 
 def _total(parts: Iterable[Parameters]) -> Parameters:

@@ -82,28 +82,32 @@ def check_scalar(objective: Objective, φ: Tensor, outputs: Tensor) -> None:
         raise InvalidInputError(f"{method}.scalar returned {found}; let it return a tensor of shape {wanted}")
 
 
-def check_weights(model: nn.Module, target: Parameters, tangents: Sequence[Parameters]) -> None:
+def check_weights(
+    model: nn.Module, targets: Sequence[Mapping[str, Tensor]], tangents: Sequence[Mapping[str, Tensor]]
+) -> None:
     """Refuse weights that nothing can be read from."""
-    if not target:
+    if not all(targets):
         raise NoGradientError("the network does not have a trainable parameter; set requires_grad on the trained ones")
-    for name, values in [item for point in (target, *tangents) for item in point.items()]:
+    for name, values in [item for point in (*targets, *tangents) for item in point.items()]:
         if values.dtype not in (torch.float32, torch.float64):
             raise InvalidInputError(f"the weights of {name!r} are {values.dtype}; convert the model with .float()")
         if not bool(values.isfinite().all()):
             raise NonFiniteError(f"the weights of {name!r} contain NaN or infinity; check the file or the training")
-    if not any(bool(t.any()) for t in target.values()):
+    if not all(any(bool(t.any()) for t in target.values()) for target in targets):
         raise InvalidInputError("the target is zero, so there is nothing to read; give the weights after training")
     if isinstance(model, torch.jit.ScriptModule):
         raise UnsupportedNetworkError("", "is compiled TorchScript, which hides its layers; pass the Python module")
 
 
-def matching(initial: Mapping[str, Tensor], final: Mapping[str, Tensor]) -> Parameters:
+def matching(
+    initial: Mapping[str, Tensor], final: Mapping[str, Tensor], called: str = "the initial weights"
+) -> Parameters:
     """The initial weights under the names of the final ones; InvalidInputError if they belong to another network."""
     if not isinstance(initial, Mapping):
-        raise InvalidInputError(f"the initial weights are a {type(initial).__name__}; give a state_dict()")
+        raise InvalidInputError(f"{called}: this is a {type(initial).__name__}; give a state_dict()")
     for name, θ in final.items():
         if name not in initial or initial[name].shape != θ.shape:
-            has = tuple(initial[name].shape) if name in initial else "nothing"
-            raise InvalidInputError(f"the initial weights hold {has} for {name!r}, but the network has "
-                                    f"{tuple(θ.shape)}; give the state_dict() of the same network")  # fmt: skip
+            has = tuple(initial[name].shape) if name in initial else "missing"
+            raise InvalidInputError(f"{called}: {name!r} is {has}, but the network has {tuple(θ.shape)}; "
+                                    "give those of the same network")  # fmt: skip
     return {name: initial[name].detach().to(θ) for name, θ in final.items()}

@@ -83,7 +83,7 @@ def _note(calls: list[tuple[str, Tensor, Tensor]], name: str, _: nn.Module, args
 
 def aligned(rows: Tensor, last: Tensor) -> Tensor:
     """Rows with a last column, padded with zeros to a length that suits tensor cores."""
-    return F.pad(torch.cat([rows, last], 1), (0, -(rows.shape[1] + 1) % ALIGNED))
+    return F.pad(torch.cat([rows, last], -1), (0, -(rows.shape[-1] + 1) % ALIGNED))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
@@ -109,19 +109,24 @@ def linearise(
     x: Tensor,
     β: float | Tensor | None,
     *,
+    into: Mapping[str, Tensor],
     exact_forward: bool = False,
     linear: bool = False,
-) -> tuple[Parameters, Adjoint]:
-    """v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d), and the map R ↦ (x̄, λ̄). Several nodes add an axis to λ̄."""
+) -> Adjoint:
+    """Writes v = Σ_s ∇_θ Σ_i λ_is φ(θ_s, x_i) at x (k, d) into memory of its size, and returns the map R ↦ (x̄, λ̄).
+
+    Several nodes add an axis to λ̄.
+    """
     L = len(layers)
     passes = [_forward_and_back(layers, θ, λ, scalar, x, β, exact_forward, linear) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
-    v = {}
     for j, layer in enumerate(layers, start=1):
         terms = [(first_δ, x)] if j == 1 else [(p.δ[j], p.h[j - 1]) for p in passes]
-        v[layer.weight] = _sum_of_products([(δ.T, h) for δ, h in terms])
+        _sum_of_products([(δ.T, h) for δ, h in terms], out=into[layer.weight])
         if layer.bias is not None:
-            v[layer.bias] = sum((δ.sum(0) for δ, _ in terms[1:]), terms[0][0].sum(0))
+            torch.sum(terms[0][0], 0, out=into[layer.bias])
+            for δ, _ in terms[1:]:
+                into[layer.bias].add_(δ.sum(0))
 
     def adjoint(R: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         ż_1 = _affine(x, layers[0], R)
@@ -141,7 +146,7 @@ def linearise(
                 x̄.append((z̄, p.W[1]))
         return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
 
-    return v, adjoint
+    return adjoint
 
 
 def _forward_and_back(
@@ -201,9 +206,9 @@ def _affine(h: Tensor, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
     return F.linear(h, values[layer.weight], values[layer.bias] if layer.bias else None)
 
 
-def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:
     (A, B), *others = factors
-    total = A @ B
+    total = torch.mm(A, B, out=out)
     for A, B in others:
         total.addmm_(A, B)
     return total

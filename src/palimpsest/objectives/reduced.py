@@ -13,7 +13,7 @@ No candidate explains the part of T_1 outside the subspace. It is one more colum
 times over what images have in common. The last ones hardly change the loss, but they distinguish images. The error of
 the linearised network falls off with them, so by generalised least squares each direction should count by the inverse
 of its own error. With p = 0 the loss does not change; with p = 1 all directions count alike. A is scaled so that ‖T_1‖
-stays the same.
+stays the same. Several targets share the inputs, so they share A, whose T_1 then holds the rows of all T_1/‖T‖.
 """
 
 from __future__ import annotations
@@ -38,24 +38,27 @@ def reduce(
     tangents: Sequence[Parameters],
     weights: Mapping[str, float],
     whitening: float,
+    shares: Sequence[float],
 ) -> tuple[nn.Module, Subspace, Parameters, list[Parameters], dict[str, float]]:
     """The network with inputs u, the space of its candidates, and its target, tangents and weights."""
     first, like = layers[0].weight, target[layers[0].weight]
     x̄, Q = space.offset.flatten().double(), space.basis.flatten(1).double()
     P = _basis(x̄, Q)
-    A, inverse = _metric(target[first].double() @ P, whitening)
-    outside = target[first].double() - target[first].double() @ P @ P.T
+    T = target[first].double()
+    rows = T.view(len(shares), -1, T.shape[-1]) * T.new_tensor(shares)[:, None, None].sqrt()
+    A, inverse = _metric(rows.flatten(0, 1) @ P, whitening)
+    outside = T - T @ P @ P.T
     pairs = [(i, part, name) for i, layer in enumerate(layers) for part, name in vars(layer).items() if name]
     own = {name: f"{2 * i}.{part}" for i, part, name in pairs}  # the names in nn.Sequential
 
     def renamed(values: Mapping[str, Tensor], basis: Tensor, last: Tensor) -> Parameters:
         W = aligned(values[first].double() @ basis, last).to(like)
-        return {own[name]: W if name == first else value for name, value in values.items()}
+        return {own[name]: W if name == first else value for name, value in values.items() if name in own}
 
-    points = [renamed(θ, P @ inverse, torch.zeros_like(outside[:, :1])) for θ in tangents]
+    points = [renamed(θ, P @ inverse, P.new_zeros(len(θ[first]), 1)) for θ in tangents]
     x̄_u, Q_u = (aligned(rows @ P @ A.T, torch.zeros_like(rows[:, :1])) for rows in (x̄[None], Q))
     network, subspace = _stack(layers, points[0]), Subspace(x̄_u[0], Q_u).to(like.device, like.dtype)
-    reduced_target = renamed(target, P @ A.T, outside.norm(dim=1, keepdim=True))
+    reduced_target = renamed(target, P @ A.T, outside.norm(dim=-1, keepdim=True))
     return network, subspace, reduced_target, points, {own[name]: w for name, w in weights.items()}
 
 

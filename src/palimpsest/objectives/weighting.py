@@ -26,26 +26,25 @@ Weights = Mapping[str, float] | Literal["auto"] | None
 
 
 def resolve(
-    weights: Weights, target: Mapping[str, Tensor], unexplained: Callable[[], Mapping[str, float]]
+    weights: Weights, energy: Mapping[str, float], unexplained: Callable[[], Mapping[str, float]]
 ) -> dict[str, float]:
-    """All weights by name: as given (1 if not named), or 1 / v_p from what the method leaves unexplained."""
+    """All weights by name: as given (1 if not named), or 1 / v_p from what the method leaves unexplained of ‖T_p‖²."""
     if weights == "auto":
         v = unexplained()
         floor = SMALLEST * max(v.values()) or 1.0  # a bias that starts at zero is not exact
-        raw = {name: 1.0 / max(v[name], floor) for name in target}
-        energy = {name: float(t.double().square().sum()) for name, t in target.items()}
-        scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in target) or 1.0)
+        raw = {name: 1.0 / max(v[name], floor) for name in energy}
+        scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in energy) or 1.0)
         return {name: scale * w for name, w in raw.items()}
     if isinstance(weights, str):
         raise InvalidInputError(f"weights is {weights!r}; give 'auto' or a number for each parameter name")
     given = dict(weights or {})
-    if unknown := sorted(given.keys() - target.keys()):
-        raise InvalidInputError(f"weights name {unknown[0]!r}; choose among {', '.join(target)}")
+    if unknown := sorted(given.keys() - energy.keys()):
+        raise InvalidInputError(f"weights name {unknown[0]!r}; choose among {', '.join(energy)}")
     if bad := [name for name, w in given.items() if not 0 <= float(w) < float("inf")]:
         raise InvalidInputError(
             f"the weight of {bad[0]!r} is {given[bad[0]]}; give a finite number that is not negative"
         )
-    return {name: float(given.get(name, 1.0)) for name in target}
+    return {name: float(given.get(name, 1.0)) for name in energy}
 
 
 def mean_square(parameters: Mapping[str, Tensor]) -> dict[str, float]:

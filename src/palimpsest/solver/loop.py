@@ -79,6 +79,7 @@ class Solver:
         labels = None if labels is None else labels.to(objective.device)
         unit = 1 / k if raw else self._multiplier_unit(x, noise, labels, generator)
         multipliers = unit * noise if raw else START * unit * (noise - 0.5 if objective.signed else noise)
+        multipliers = multipliers * self._scale(multipliers)
         return State(
             x=x,
             multipliers=multipliers,
@@ -97,8 +98,21 @@ class Solver:
         unit, and gradients are relative to ‖T‖². A run then does not depend on the scale of network, weights and loss.
         """
         signs = [2.0 * torch.randint(2, like.shape, generator=generator).to(like) - 1.0 for _ in range(4)]
-        squares = [self.objective.norm_squared(self.objective.represent(x, s, labels)) for s in signs]
+        scaled = [s * self._scale(s) for s in signs]
+        squares = [self.objective.norm_squared(self.objective.represent(x, s, labels)) for s in scaled]
         return float((self.T2 / torch.stack(squares).mean()).sqrt())
+
+    def _scale(self, like: Tensor) -> Tensor | float:
+        """‖T_j‖: the size of the multipliers of each target relative to the others; 1 for one target."""
+        lengths = self.objective.segments.lengths
+        if lengths is None or self.settings.units is not None:
+            return 1.0
+        return torch.tensor(lengths, dtype=torch.float64).to(like).view(-1, *[1] * (like.ndim - 2))
+
+    def unit(self, state: State) -> Tensor:
+        """The natural size of each multiplier, to which it broadcasts."""
+        unit = torch.tensor(state.multiplier_unit, dtype=torch.float64).to(state.x)
+        return unit * self._scale(state.multipliers)
 
     def step(self, state: State) -> State:
         """A stretch of gradient steps (Phase I) or, at the end of a phase, one round of splitting (Phase II)."""
@@ -137,9 +151,7 @@ class Solver:
         end = state.step + steps
         rows = torch.tensor([self.schedule.at(state, step) for step in range(state.step, end)], dtype=torch.float64)
         plan = ["watched step" if state.step % self.record_every == 0 else "step"] + ["step"] * (steps - 1)
-        given = state.tensors() | {
-            "multiplier_unit": torch.tensor(state.multiplier_unit, dtype=torch.float64).to(state.x)
-        }
+        given = state.tensors() | {"multiplier_unit": self.unit(state)}
         tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         x, λ, moments = tensors["x"], tensors["multipliers"], moments_of(tensors)

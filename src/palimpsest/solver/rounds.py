@@ -57,10 +57,10 @@ def _split(solver: Solver, state: State, policy: splitting.Splitting) -> tuple[S
     """The state after a split, and an account, relative to ‖T‖²."""
     generator = torch.Generator()
     generator.set_state(state.generator)
-    objective = solver.first()  # as smooth as the phase to come: curvature is then felt from afar
+    objective, unit = solver.first(), solver.unit(state)  # as smooth as the phase to come: curvature is felt from afar
 
     def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-        images, λ = solver.space.images(x), multipliers / state.multiplier_unit
+        images, λ = solver.space.images(x), multipliers / unit
         penalty = solver.settings.prior_strength[0] * solver.prior.value(images, λ)
         return objective.loss(x, multipliers, labels) + solver.loss_unit * penalty
 

@@ -19,9 +19,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from palimpsest.errors import NonFiniteError, WeightsError
-from palimpsest.files.formats import some
 
 MOST_PLACES = 2_000  # how far each group has got, in all combinations; more are as good as ambiguous
+LONGEST = 100  # letters of a name that an error shows; a hostile file may hold longer ones
 GIVE_NAMES = "freeze what was not trained (requires_grad), or give the names in the optimiser's order (names=)"
 
 Shape = tuple[int, ...]
@@ -67,12 +67,12 @@ def match(model: nn.Module, optimiser: Mapping, *, names: Sequence[str] | None =
         named = _by_shape(model, [group["params"] for group in groups], {n: _shape(states[n]) for n in states})
     for n, name in named.items():
         if name not in own:
-            raise WeightsError(f"the network does not have the optimiser's parameter {some([name])}; {GIVE_NAMES}")
+            raise WeightsError(f"the network does not have the optimiser's parameter {name[:LONGEST]!r}; {GIVE_NAMES}")
         if not _fits(_shape(states[n]), own[name]):
             here, there = tuple(own[name].shape), _shape(states[n])
             raise WeightsError(f"the optimiser's state of {name} has the shape {there} instead of {here}; {GIVE_NAMES}")
         if broken := [e for e, t in states[n].items() if isinstance(t, Tensor) and not t.isfinite().all()]:
-            raise NonFiniteError(f"{some(broken)} of {name} holds NaN or infinity; give another checkpoint")
+            raise NonFiniteError(f"{broken[0][:LONGEST]} of {name} holds NaN or infinity; give another checkpoint")
     settings = {n: _settings(group) for group in groups for n in group["params"]}
     numbers = {name: n for n, name in named.items()}
     trained = [name for name in own if name in numbers]

@@ -1,0 +1,126 @@
+"""Path reconstruction: the NTK method on each segment between checkpoints of the training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor, nn
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.objectives import weighting
+from palimpsest.objectives.autograd import Parameters
+from palimpsest.objectives.base import Objective, Points, parameters_of
+from palimpsest.objectives.binding import matching
+
+ONE = "give those of the start, of the end, and of any moments between them, in order"
+
+
+class Path(Objective):
+    """The NTK method on each segment between checkpoints θ_0, …, θ_m of one training run.
+
+    Between two checkpoints the weights move little, so the change on each segment is closer to a sum of gradients than
+    the change of the whole training. All segments share the images and have their own multipliers:
+
+        T_j = θ_j − c_j θ_{j−1}        L = (1/m) Σ_j Σ_p w_p ‖T_jp − Σ_i λ_ij ∇_p Φ(θ_j*, x_i)‖² / ‖T_j‖²
+
+    m segments give m times as many equations, at m times the cost of a step. `pal.NTK` is the case of one segment,
+    without the factor 1/‖T‖². Any checkpoints of the run will do: segments need not be equally long.
+
+    ``target``, ``residual`` and ``represent`` have a first axis for the segments. Buffers, such as the statistics of
+    batch normalisation, and frozen parameters are those at the end of each segment. `Objective` explains ``sharpness``
+    and ``weights``; automatic weights are the same for all segments.
+
+    Args:
+        model: the trained network.
+        checkpoints: state dicts in the order of the training. The first is the start, the last holds the weights of
+            the model. They are converted to its precision and device.
+        at: t from 0 to 1, the tangent point θ_j* = c_j θ_{j−1} + t T_j on each segment, or several. The multipliers
+            have the shape (k, m). Several t add an axis of their number, and C > 1 outputs one of length C.
+        shrinkage: c_j, the factor that weight decay left of the weights on each segment, or one for all:
+            ``pal.span(model, checkpoints).shrinkages``. 1 without weight decay.
+        whitening: from 0 to 1, as for `pal.NTK`. All segments share the metric.
+
+    Examples:
+        >>> import torch
+        >>> from palimpsest.networks import MLP
+        >>> start, middle, end = (MLP(4, hidden=(8,)) for _ in range(3))
+        >>> objective = Path(end, [start.state_dict(), middle.state_dict(), end.state_dict()])
+        >>> round(float(objective.loss(torch.randn(3, 4), torch.zeros(3, 2))), 6)
+        1.0
+    """
+
+    linear = True
+
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoints: Sequence[Mapping[str, Tensor]],
+        *,
+        at: float | Sequence[float] = 0.5,
+        shrinkage: float | Sequence[float] = 1.0,
+        sharpness: float | None = None,
+        weights: weighting.Weights = None,
+        whitening: float = 0.0,
+    ) -> None:
+        states, others = _read(model, checkpoints)
+        m = len(states) - 1
+        c = [float(shrinkage)] * m if isinstance(shrinkage, int | float) else list(shrinkage)
+        if len(c) != m:
+            raise InvalidInputError(f"shrinkage holds {len(c)} numbers; give one for each of the {m} segments")
+        targets, tangents = [], []
+        self.starts = [{name: c_j * t for name, t in θ.items()} for c_j, θ in zip(c, states[:-1], strict=True)]
+        for j, (start, end) in enumerate(zip(self.starts, states[1:], strict=True), start=1):
+            equal = f"checkpoints {j} and {j + 1} are equal; leave one of them out"
+            T, points = segment(start, end, at, equal=equal, others=others[j])
+            targets.append(T)
+            tangents.append(points)
+        super().__init__(model, target=targets, tangents=tangents, sharpness=sharpness, weights=weights)
+        self.whitening = strength(whitening)
+
+    def unexplained(self) -> dict[str, float]:
+        parts = zip(self.segments.shares, self.segments.divided(self.target), self.starts, strict=True)
+        errors = [(s, weighting.linearisation_error(T, start)) for s, T, start in parts]
+        return {name: sum(s * v[name] for s, v in errors) for name in self.target}
+
+    def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
+        return outputs
+
+
+def segment(
+    start: Parameters, end: Parameters, at: float | Sequence[float], *, equal: str, others: Mapping[str, Tensor] = {}
+) -> tuple[Parameters, Points]:
+    """T = end − start, and the point start + tT or several, with the other tensors that the network uses there."""
+    T = {name: end[name] - start[name] for name in end}
+    if T and not any(bool(change.any()) for change in T.values()):
+        raise InvalidInputError(equal)
+    if not isinstance(at, int | float) and len(at) == 0:
+        raise InvalidInputError("at is empty; give at least one point t between 0 (initial) and 1 (final)")
+
+    def point(t: float) -> Parameters:
+        return {name: start[name] + t * T[name] for name in T} | dict(others)
+
+    return T, point(at) if isinstance(at, int | float) else [point(float(t)) for t in at]
+
+
+def strength(whitening: float) -> float:
+    """The strength of whitening, from 0 to 1."""
+    if not 0 <= whitening <= 1:
+        raise InvalidInputError(f"whitening is {whitening}; give a number from 0 to 1")
+    return whitening
+
+
+def _read(model: nn.Module, checkpoints: Sequence[Mapping[str, Tensor]]) -> tuple[list[Parameters], list[Parameters]]:
+    """The trained parameters at each checkpoint, and its other tensors."""
+    if isinstance(checkpoints, Mapping) or not isinstance(checkpoints, Sequence) or len(checkpoints) < 2:
+        raise InvalidInputError(f"checkpoints is not a list of at least two state dicts; {ONE}")
+    θ = parameters_of(model)
+    rest = {name: t for name, t in model.state_dict().items() if name not in θ and t.is_floating_point()}
+    states, others = [], []
+    for j, state in enumerate(checkpoints, start=1):
+        called = f"the weights of checkpoint {j}"
+        states.append(matching(state, θ, called))
+        others.append(matching(state, {name: t for name, t in rest.items() if name in state}, called))
+    if different := [name for name in θ if not bool((states[-1][name] == θ[name]).all())]:
+        raise InvalidInputError(f"the last checkpoint and the model differ in {different[0]!r}; load that checkpoint, "
+                                "or append model.state_dict()")  # fmt: skip
+    return states, others
