@@ -1,5 +1,6 @@
 """Every operator against its definition, over the shared table."""
 
+import dataclasses
 import sys
 import threading
 
@@ -35,6 +36,16 @@ def test_gradients_equal_brute_force(case: Case):
     assert all(close(a, e) for a, e in zip(actual, expected, strict=True))
     assert expected[0].norm() > 0
     assert expected[1].norm() > 0
+
+
+def test_differentiating_forwards_gives_the_same_gradients(case: Case):
+    objective = case.objective.by_autograd()
+    bound = objective.bind(*case.arguments)
+    assert objective.differentiates_forwards(case.x[:1])
+    objective._bound = dataclasses.replace(bound, forwards=True)
+    _, *actual = objective.residual_and_gradients(bound, *case.arguments)
+    expected = brute_force.gradients(case.objective, *case.arguments)
+    assert all(close(a, e) for a, e in zip(actual, expected, strict=True))
 
 
 def test_hessian_equals_finite_differences(case: Case):

@@ -224,6 +224,9 @@ class Objective(ABC):
         binding.check_scalar(self, φ, outputs)
         return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
 
+    def _φ_at(self, x: Tensor, labels: Tensor | None, θ: Parameters) -> Tensor:
+        return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
+
     def _nodes(self, multipliers: Tensor) -> list[list[tuple[Parameters, Tensor]]]:
         """(θ_s, λ_s) for each tangent point of each target."""
         λs = multipliers.unbind(1) if self.segments.shape else (multipliers,)
@@ -232,10 +235,7 @@ class Objective(ABC):
 
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v by autograd, with a graph if x or λ asks for derivatives."""
-
-        def φ(θ: Parameters) -> Tensor:
-            return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
-
+        φ = partial(self._φ_at, x, labels)
         differentiable = x.requires_grad or multipliers.requires_grad
         with torch.enable_grad():
             parts = [autograd.represent(φ, list(self.target), nodes, differentiable=differentiable)
@@ -248,6 +248,8 @@ class Objective(ABC):
         """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
         if layers is None:
             x, λ = autograd.leaf(x), autograd.leaf(multipliers)
+            if self._bound is not None and self._bound.forwards:
+                return self._represent(x.detach(), λ.detach(), labels), partial(self._tangent_adjoint, x, λ, labels)
             v = self._represent(x, λ, labels)
             return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
@@ -263,6 +265,14 @@ class Objective(ABC):
             return d_images if self._space is None else self._space.pulled_back(d_images), g.view_as(multipliers)
 
         return v, pulled_back
+
+    def _tangent_adjoint(
+        self, x: Tensor, λ: Tensor, labels: Tensor | None, u: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩) by differentiating forwards along u."""
+        parts = zip(self._nodes(λ), self.segments.divided(u), strict=True)
+        nodes = [(θ, λ_s, u_j) for nodes, u_j in parts for θ, λ_s in nodes]
+        return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
 
     def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v without a graph and without any check, added up over the chunks."""
@@ -315,6 +325,10 @@ class Objective(ABC):
         layers = self._network.dense_layers(self._images(x)) if self._may_be_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
+
+    def differentiates_forwards(self, x: Tensor) -> bool:
+        """Whether torch knows the forward derivative of every layer, with a derivative of its own."""
+        return self._network.differentiates_forwards(self.tangents[0], self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
 

@@ -31,6 +31,7 @@ class Bound:
     shapes: tuple  # of one candidate and of its multipliers, with the kind of number and the device
     outputs: int
     layers: tuple[Layer, ...] | None  # the dense layers, if the network is a stack of them; None means autograd
+    forwards: bool  # whether torch can differentiate the network forwards
 
 
 def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, known: Bound | None) -> Bound:
@@ -42,7 +43,10 @@ def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | 
         return known
     with matrix_products(tf32=False, device=x.device):  # outputs can then be compared to many digits
         outputs = _check_fit(objective, x, multipliers, labels)
-        return Bound(shapes, outputs, objective.dense_layers(x.detach()[:1]))
+        layers = objective.dense_layers(x.detach()[:1])
+        # On a GPU the second derivatives of convolutions are slow; on a CPU two backward passes are faster.
+        forwards = layers is None and x.is_cuda and objective.differentiates_forwards(x.detach()[:1])
+        return Bound(shapes, outputs, layers, forwards)
 
 
 def _check_numbers(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:
