@@ -149,27 +149,27 @@ class Objective(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(L, ∂L/∂x, ∂L/∂λ)."""
         bound = self.bind(x, multipliers, labels)
-        r, dx, dλ = self.residual_and_gradients(bound, x, multipliers, labels)
-        return self.norm_squared(r), dx, dλ
+        e, half_dx, half_dλ = self.error_and_half_gradients(bound, x, multipliers, labels)
+        return self.norm_squared(e), 2 * half_dx, 2 * half_dλ
 
-    def residual_and_gradients(
+    def error_and_half_gradients(
         self, bound: Bound, x: Tensor, multipliers: Tensor, labels: Tensor | None
     ) -> tuple[Parameters, Tensor, Tensor]:
-        """(r, ∂L/∂x, ∂L/∂λ) without any check. The solver calls it at every step.
+        """(e = v − T, ½∂L/∂x, ½∂L/∂λ) without any check. The solver calls it at every step, and scales them at once.
 
-        The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g).
+        The adjoint of (x, λ) ↦ v, applied to w∘e = −w∘r, gives both derivatives.
         """
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(bound.layers, *chunks[0])
-            r = self._minus(v, out=None if bound.layers is None else v)  # dense layers do not need v any more
-            λ_grad_g, g = adjoint(self._weigh(r))
-        else:
-            r = self._minus(self.explained(bound.layers, x, multipliers, labels))
-            u = self._weigh(r)
-            parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
-            λ_grad_g, g = map(torch.cat, zip(*parts, strict=True))
-        return r, -2 * λ_grad_g, -2 * g
+            e = self._error(v)
+            half_dx, half_dλ = adjoint(self._weigh(e))
+            return e, half_dx, half_dλ
+        e = self._error(self.explained(bound.layers, x, multipliers, labels))
+        u = self._weigh(e)
+        parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
+        half_dx, half_dλ = map(torch.cat, zip(*parts, strict=True))
+        return e, half_dx, half_dλ
 
     def curvature(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
@@ -251,7 +251,7 @@ class Objective(ABC):
             if self._bound is not None and self._bound.forwards:
                 return self._represent(x.detach(), λ.detach(), labels), partial(self._tangent_adjoint, x, λ, labels)
             v = self._represent(x, λ, labels)
-            return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
+            return {name: t.detach().clone() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
         v = {name: torch.empty_like(t) for name, t in self.target.items()}
@@ -279,9 +279,15 @@ class Objective(ABC):
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
 
-    def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
-        """T − v. In the memory of `out`, it saves a pass over memory."""
-        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
+    def _minus(self, v: Parameters) -> Parameters:
+        """T − v."""
+        return {name: t - v[name] for name, t in self.target.items()}
+
+    def _error(self, v: Parameters) -> Parameters:
+        """v − T in the memory of v: one pass over memory, and on a GPU one kernel for all parameters."""
+        values = [v[name] for name in self.target]
+        torch._foreach_sub_(values, list(self.target.values()))
+        return dict(zip(self.target, values, strict=True))
 
     def _weigh(self, r: Parameters) -> Parameters:
         return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
