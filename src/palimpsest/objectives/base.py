@@ -284,10 +284,8 @@ class Objective(ABC):
         return {name: t - v[name] for name, t in self.target.items()}
 
     def _error(self, v: Parameters) -> Parameters:
-        """v − T in the memory of v: one pass over memory, and on a GPU one kernel for all parameters."""
-        values = [v[name] for name in self.target]
-        torch._foreach_sub_(values, list(self.target.values()))
-        return dict(zip(self.target, values, strict=True))
+        """v − T in the memory of v, which saves a pass over memory."""
+        return {name: v[name].sub_(t) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
         return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
@@ -333,7 +331,7 @@ class Objective(ABC):
         return layers if names == set(self.target) else None
 
     def differentiates_forwards(self, x: Tensor) -> bool:
-        """Whether torch knows the forward derivative of every layer, with a derivative of its own."""
+        """Whether torch knows the forward derivative of every layer, and that derivative's own."""
         return self._network.differentiates_forwards(self.tangents[0], self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
