@@ -129,7 +129,7 @@ def test_a_step_takes_the_fewest_matrix_products(span, nodes):
     point = torch.randn(k, *space.shape), torch.rand(k, nodes).squeeze(1), None
     bound, run = objective.bind(*point), steps._floor(shape, cpu)
     with counting() as ours:
-        objective.residual_and_gradients(bound, *point)
+        objective.error_and_half_gradients(bound, *point)
     with counting() as floor:
         run(1)
     assert ours.get_total_flops() == floor.get_total_flops()
