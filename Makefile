@@ -34,7 +34,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest src experiments/reproduce
+	$(BIN)/pytest src experiments/reproduce experiments/published experiments/margin_problem
 
 docs: setup
 	$(BIN)/pip install --quiet --disable-pip-version-check -r requirements-docs.txt

@@ -41,18 +41,16 @@ from identifiability_problems import (  # noqa: E402
     network,
     unit,
 )
+from margin_problem import NoCounterexampleError, counterexample, max_margin, stationary_network  # noqa: E402
 
-from palimpsest.errors import NoCounterexampleError, PalimpsestError  # noqa: E402
+from palimpsest.errors import PalimpsestError  # noqa: E402
 from palimpsest.identifiability import (  # noqa: E402
     Extent,
-    counterexample,
     from_gradient,
     from_head_training,
     from_lazy_training,
     from_network,
     identify,
-    max_margin,
-    stationary_network,
 )
 from palimpsest.identifiability.polynomials import power_sum  # noqa: E402
 

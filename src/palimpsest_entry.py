@@ -1,7 +1,5 @@
 """The console script. It lies outside the package, because importing that takes seconds in which Ctrl-C may come."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

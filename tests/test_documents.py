@@ -124,6 +124,14 @@ def test_pages_show_the_results(name, page):
     assert shown in (ROOT / "docs" / "experiments" / f"{page}.md").read_text(encoding="utf-8")
 
 
+def test_the_page_says_what_training_images_explain():
+    file = ROOT / "experiments" / "results" / "published-haim-cifar10" / "explained-seed1-tf32.json"
+    shares = json.loads(file.read_bytes())
+    page = (ROOT / "docs" / "experiments" / "published.md").read_text(encoding="utf-8")
+    for share in (*shares["weights"][:2], shares["change"][1]):
+        assert f"{100 * share:.0f} %" in page
+
+
 def numbers(text: str) -> set[str]:
     """All numbers in a text, as they are written."""
     return set(re.findall(r"\d[\d,]*(?:\.\d+)?", text))

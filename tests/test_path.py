@@ -1,7 +1,6 @@
 """Checkpoints of one training run as segments that share the images."""
 
 import copy
-import itertools
 from itertools import pairwise
 
 import pytest
@@ -229,14 +228,14 @@ def test_images_that_only_one_segment_saw_are_counted():
 def test_pairs_of_weights_state_the_segments_themselves():
     networks = models()
     chain = states(networks)
-    pairs = list(itertools.pairwise(chain))
+    pairs = list(pairwise(chain))
     by_chain, by_pairs = (pal.Path(networks[-1], given, weights="auto") for given in (chain, pairs))
     assert all(torch.equal(T, by_pairs.target[name]) for name, T in by_chain.target.items())
     assert by_chain.weights == by_pairs.weights
     apart = pal.Path(networks[-1], pairs[:1] + pairs[2:])  # rounds need not follow each other
     assert all(torch.equal(T, by_chain.target[name][[0, 2]]) for name, T in apart.target.items())
     model, checkpoints, _ = trained()
-    one, other = pal.span(model, checkpoints), pal.span(model, list(itertools.pairwise(checkpoints)))
+    one, other = pal.span(model, checkpoints), pal.span(model, list(pairwise(checkpoints)))
     assert one.samples == other.samples
     assert torch.equal(one.subspace.basis, other.subspace.basis)
 
@@ -245,8 +244,8 @@ def test_checkpoints_that_cannot_be_used_are_refused():
     networks = models()
     first, second, third, last = states(networks)
     model, other = networks[-1], pal.networks.MLP((1, 4, 4), (6, 7)).double().state_dict()
-    for wrong in ([first, second], [last, second, first], [first, other, last], [first, first, last], [last], [], first,
-                  [first, {}, last], [first, None, last]):  # fmt: skip
+    for wrong in ([first, second], [last, second, first], [first, other, last], [first, first, last], [last], [],
+                  None, first, [first, {}, last], [first, None, last]):  # fmt: skip
         with pytest.raises(InvalidInputError):
             pal.Path(model, wrong)
     with pytest.raises(InvalidInputError, match="segment 2"):

@@ -23,7 +23,7 @@ from palimpsest.datasets import DataSet
 from palimpsest.errors import DivergenceError
 from palimpsest.files.storage import load_tensors, save_tensors
 from palimpsest.solver.reconstruction import Reconstruction
-from published import claim, readers
+from published import claim, explained, readers
 from published.recipes import SETTINGS, KKTRun, LooRun, Precision, Setting
 from published.training import TUNING, Trained, device, load, train, trained, write_json
 
@@ -291,6 +291,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--agreement", action="store_true", help="compare trainings of different precision, and end")
     parser.add_argument("--table", action="store_true", help="print the results as a table, and end")
     parser.add_argument("--page", action="store_true", help="write the table into its page of the docs, and end")
+    parser.add_argument("--explained", action="store_true", help="how much of each trained network its own images"
+                        " explain, and end")  # fmt: skip
     parser.add_argument("--claims", action="store_true", help="sum up the paper's claim from its parts, and end")
     options = parser.parse_args(arguments)
     results = options.results or (SCRATCH / "small" if options.small else RESULTS)
@@ -299,6 +301,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     if options.agreement or options.claims:
         (agreement if options.agreement else claim.summed_up)(results)
+        return 0
+    if options.explained:
+        explained.write(results, options.scratch)
         return 0
     lanes = [
         _lane(options, small(setting) if options.small else setting, seed, results)

@@ -15,6 +15,7 @@ from palimpsest.datasets import DataSet
 from palimpsest.objectives import Objective
 from palimpsest.objectives.weighting import bulk_variance
 from palimpsest.solver.reconstruction import Reconstruction
+from published.raw import LazyAdam, RawUnits, Sharpening
 from published.recipes import KKTRun, LooRun, Precision, Setting
 from published.training import Trained, dtype_of
 
@@ -81,7 +82,7 @@ def _kkt(setting: Setting, run: KKTRun, network: Trained) -> tuple[Objective, di
     draw: Literal["uniform", "normal"] = "normal" if run.least is None else "uniform"
     return kkt_objective(setting, network), {
         "optimiser": pal.optimisers.SGD(learning_rate=run.rate, momentum=0.9),
-        "units": pal.raw.RawUnits(pixels=run.scale, multipliers=draw, multiplier_rate=run.multiplier_rate),
+        "units": RawUnits(pixels=run.scale, multipliers=draw, multiplier_rate=run.multiplier_rate),
         "sharpness": (run.alpha, run.alpha),
         "priors": KKTPenalty(run.least),
     }
@@ -90,9 +91,9 @@ def _kkt(setting: Setting, run: KKTRun, network: Trained) -> tuple[Objective, di
 def _loo(setting: Setting, run: LooRun, network: Trained, data: DataSet) -> tuple[Objective, dict[str, Any]]:
     """‖θ − θ_0 − (1/k) Σ_i λ_i ∇Φ(θ, x_i)‖² + 0.1 k · mean(distance from the box)²."""
     return pal.NTK(network.model, network.initial, at=1.0), {
-        "optimiser": pal.optimisers.LazyAdam(learning_rate=run.rate),
-        "units": pal.raw.RawUnits(pixels=run.scale, multipliers="centred"),
-        "sharpness": pal.raw.Sharpening(steps=setting.steps),
+        "optimiser": LazyAdam(learning_rate=run.rate),
+        "units": RawUnits(pixels=run.scale, multipliers="centred"),
+        "sharpness": Sharpening(steps=setting.steps),
         "priors": pal.priors.Box.around(data.mean, weight=run.box * setting.candidates),
     }
 

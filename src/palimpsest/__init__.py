@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from palimpsest.methods import KKT, NTK, Gradient, MulticlassKKT, Path, moments, undo_adam
     from palimpsest.objectives.spaces import Subspace
     from palimpsest.scoring import score
-    from palimpsest.solver import merging, optimisers, priors, raw, splitting
+    from palimpsest.solver import merging, optimisers, priors, splitting
     from palimpsest.solver.callbacks import Callback
     from palimpsest.solver.merging import Merging
     from palimpsest.solver.reconstruction import Reconstruction, reconstruct
@@ -28,72 +28,24 @@ if TYPE_CHECKING:
     from palimpsest.training import train
 
 __all__ = [
-    "KKT",
-    "NTK",
-    "Callback",
-    "Execution",
-    "Gradient",
-    "Merging",
-    "MulticlassKKT",
-    "Path",
-    "Reconstruction",
-    "Splitting",
-    "Subspace",
-    "__version__",
-    "audit",
-    "auditing",
-    "certify",
-    "datasets",
-    "errors",
-    "identifiability",
-    "identify",
-    "merging",
-    "moments",
-    "networks",
-    "optimisers",
-    "priors",
-    "raw",
-    "reconstruct",
-    "score",
-    "scoring",
-    "span",
-    "splitting",
-    "storage",
-    "train",
-    "undo_adam",
-    "weights",
-]
+    "KKT", "NTK", "Callback", "Execution", "Gradient", "Merging", "MulticlassKKT", "Path", "Reconstruction",
+    "Splitting", "Subspace", "__version__", "audit", "auditing", "certify", "datasets", "errors", "identifiability",
+    "identify", "merging", "moments", "networks", "optimisers", "priors", "reconstruct", "score", "scoring", "span",
+    "splitting", "storage", "train", "undo_adam", "weights",
+]  # fmt: skip
 
 _HOME = {  # the module of each name that is not itself a module; the imports above tell type checkers the same
-    "KKT": "methods",
-    "NTK": "methods",
-    "Callback": "solver.callbacks",
-    "Execution": "execution",
-    "Gradient": "methods",
-    "Merging": "solver.merging",
-    "MulticlassKKT": "methods",
-    "Path": "methods",
+    "KKT": "methods", "NTK": "methods", "Callback": "solver.callbacks", "Execution": "execution",
+    "Gradient": "methods", "Merging": "solver.merging", "MulticlassKKT": "methods", "Path": "methods",
     "Reconstruction": "solver.reconstruction",
-    "Splitting": "solver.splitting",
-    "Subspace": "objectives.spaces",
-    "audit": "auditing.audit",
-    "certify": "solver.stationarity",
-    "identify": "identifiability",
-    "moments": "methods",
-    "reconstruct": "solver.reconstruction",
-    "score": "scoring",
-    "train": "training",
-    "undo_adam": "methods",
-}
+    "Splitting": "solver.splitting", "Subspace": "objectives.spaces", "audit": "auditing.audit",
+    "certify": "solver.stationarity", "identify": "identifiability", "moments": "methods",
+    "reconstruct": "solver.reconstruction", "score": "scoring", "train": "training", "undo_adam": "methods",
+}  # fmt: skip
 _MODULES = {  # modules that are public under a shorter name
-    "merging": "solver.merging",
-    "optimisers": "solver.optimisers",
-    "priors": "solver.priors",
-    "raw": "solver.raw",
-    "splitting": "solver.splitting",
-    "storage": "files.storage",
-    "weights": "files.weights",
-}
+    "merging": "solver.merging", "optimisers": "solver.optimisers", "priors": "solver.priors",
+    "splitting": "solver.splitting", "storage": "files.storage", "weights": "files.weights",
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,5 @@
 """Every error that a user can cause, by name. A message is one sentence that says what is wrong and what to do."""
 
-from __future__ import annotations
-
 
 class PalimpsestError(Exception):
     """Base of every error that Palimpsest raises on purpose."""
@@ -65,7 +63,3 @@ class StorageError(PalimpsestError, OSError):
 
 class ResourceError(PalimpsestError):
     """Work that needs more memory or disk than there is; it is refused before it begins."""
-
-
-class NoCounterexampleError(PalimpsestError):
-    """No other dataset was found that gives the same weights. This does not prove that none exists."""

@@ -1,7 +1,5 @@
 """Multi-layer perceptrons and two-layer polynomial networks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from itertools import pairwise

@@ -12,9 +12,10 @@ import peers
 import pytest
 import torch
 import torch.nn.functional as F
-from published import claim, descent, readers, training
+from published import claim, descent, explained, readers, training
 from published.command import main, small
 from published.recipes import SETTINGS, KKTRun, setting
+from scipy.optimize import nnls
 
 import palimpsest as pal
 from palimpsest.datasets import DataSet
@@ -305,3 +306,23 @@ def test_a_network_that_reached_its_loss_stays_as_it_is():
     both.train(1000, record_every=1, tell=lambda step, losses: seen.append(losses))
     assert len(seen) < 1000
     assert all(0.3 < loss <= 0.5 for loss in seen[-1])
+
+
+def test_what_the_training_images_leave_unexplained():
+    """The shares equal those of the full gradients."""
+    torch.manual_seed(0)
+    start, model = (pal.networks.MLP(SHAPE, (7, 6), 1).double() for _ in range(2))
+    images, labels = torch.rand(5, *SHAPE).double(), torch.tensor([1, -1, 1, -1, 1])
+    with torch.no_grad():
+        shares = explained.unexplained(model, start, images, labels)
+    margins = model(images).flatten() * labels
+    for number, layer in enumerate(model.layers):
+        parameters = list(layer.parameters())
+        rows = [torch.autograd.grad(m, parameters, retain_graph=True) for m in margins]
+        f = torch.stack([torch.cat([g.flatten() for g in row]) for row in rows], 1)
+        for name, T in (
+            ("weights", parameters),
+            ("change", [a - b for a, b in zip(parameters, start.layers[number].parameters(), strict=True)]),
+        ):
+            T = torch.cat([t.detach().flatten() for t in T])
+            assert shares[name][number] == pytest.approx(float(nnls(f.numpy(), T.numpy())[1] / T.norm()), abs=2e-4)

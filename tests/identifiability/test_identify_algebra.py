@@ -8,8 +8,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from palimpsest.identifiability import partial
 from palimpsest.identifiability import polynomials as poly
-from palimpsest.identifiability.refinement import model, normal_matrix, slope
+from palimpsest.identifiability.decomposition import orders
+from palimpsest.identifiability.interpolation import extreme_singular_values
+from palimpsest.identifiability.refinement import model, normal_matrix, slope, weighed
 
 SIZES = st.tuples(st.integers(1, 5), st.integers(1, 4), st.integers(0, 2**31))
 
@@ -82,3 +85,34 @@ def test_normal_matrix_and_slope_are_those_of_the_jacobian(scalar):
 
 def test_count_of_monomials():
     assert poly.monomial_count(7, 3) == math.comb(9, 3) == len(poly.multi_indices(7, 3))
+
+
+def test_parallel_points_are_one_direction():
+    assert poly.distinct_directions(torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]])) == 2
+
+
+def test_orders_leave_a_slot_and_divide_the_rest():
+    assert [orders(α) for α in (3, 4, 5)] == [[1], [1], [1, 2]]
+
+
+def test_extreme_singular_values_of_a_diagonal_matrix():
+    assert extreme_singular_values(torch.diag(torch.tensor([4.0, 0.125, 1.0])).double()) == (0.125, 4.0)
+
+
+def test_weights_are_fitted_to_given_directions():
+    w = normal(9, 2)
+    z, signs = weighed(w, -8 * w[:, 0] ** 3, torch.eye(2, dtype=torch.float64), 3)
+    torch.testing.assert_close(z, torch.diag(torch.tensor([2.0, 0.0])).double(), atol=1e-4, rtol=0)
+    assert float(signs[0]) == -1
+
+
+def test_the_span_of_the_values_has_a_bound():
+    basis, bounds = partial.span(torch.tensor([[3.0, 0.0], [4.0, 0.0]]).double(), 1e-12)
+    assert basis.shape == (2, 1)
+    assert float(bounds[0]) < 1e-11
+
+
+def test_four_terms_in_three_dimensions_are_not_three():
+    e = torch.eye(3, dtype=torch.float64)
+    assert not partial.is_indecomposable(poly.power_sum(e, torch.ones(3).double(), 3), 1e-12)
+    assert partial.is_indecomposable(poly.power_sum(torch.cat([e, e.sum(0)[None]]), torch.ones(4).double(), 3), 1e-12)

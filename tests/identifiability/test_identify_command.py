@@ -3,10 +3,10 @@
 import pytest
 import torch
 from identifiability_problems import batch_gradient, digits, error, network, unit
+from margin_problem import stationary_network
 from safetensors.torch import load_file, save_file
 
 from palimpsest.cli.main import main
-from palimpsest.identifiability import stationary_network
 
 
 def save(net, path):

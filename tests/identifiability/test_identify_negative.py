@@ -3,17 +3,10 @@
 import pytest
 import torch
 from identifiability_problems import healthy, network, unit
+from margin_problem import NoCounterexampleError, counterexample, max_margin, maxmargin, stationary_network
 
-from palimpsest.errors import InvalidInputError, NoCounterexampleError
-from palimpsest.identifiability import (
-    Extent,
-    counterexample,
-    from_network,
-    identify,
-    max_margin,
-    maxmargin,
-    stationary_network,
-)
+from palimpsest.errors import InvalidInputError
+from palimpsest.identifiability import Extent, from_network, identify
 from palimpsest.identifiability.polynomials import power_sum
 
 

@@ -8,8 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from identifiability_problems import error, evaluate, healthy, unit
+from margin_problem import stationary_network
 
-from palimpsest.identifiability import Extent, from_network, identify, stationary_network
+from palimpsest.identifiability import Extent, from_network, identify
 
 CASES = {  # n, d, α, m, scalar
     "square": (5, 5, 3, 20, False),

@@ -4,20 +4,11 @@ from palimpsest.auditing.audit import audit
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
-from palimpsest.auditing.result import Audit
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Evidence
+from palimpsest.auditing.verdict import Audit, Evidence
 
 __all__ = [
-    "Audit",
-    "Evidence",
-    "Options",
-    "Preflight",
-    "Subject",
-    "Truth",
-    "audit",
-    "preflight",
-    "recovery_under_noise",
+    "Audit", "Evidence", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise",
     "subject",
-]
+]  # fmt: skip

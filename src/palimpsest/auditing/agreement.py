@@ -5,11 +5,9 @@ cross-correlation (NCC), which ignores brightness and contrast. Candidates that 
 several, are merged into one. Poor copies of a candidate are marked; the ranking does not show them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -30,7 +28,7 @@ class Run:
     loss: float
 
     @classmethod
-    def of(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Run:
+    def of(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Self:
         return cls(tensors["images"], tensors["contributions"], float(description["loss"]))
 
 
@@ -39,30 +37,18 @@ class Agreed:
     """Distinct candidates, those with the highest agreement first."""
 
     images: Tensor
-    agreement: Tensor
-    """(n,) the best NCC with a candidate of another restart, averaged over the other restarts."""
-    copies: Tensor
-    """(n,) the number of candidates per restart that are alike, including the candidate itself."""
-    crowding: float
-    """Median of the best NCC of a distinct candidate with another: how alike different images look here."""
-    explained: float
-    """Share of ‖T‖² that the restarts explain."""
-    originals: Tensor
-    """(n,) the candidate of which each is a poor copy, or −1."""
+    agreement: Tensor  # (n,) the best NCC with a candidate of another restart, averaged over the other restarts
+    copies: Tensor  # (n,) the number of candidates per restart that are alike, including the candidate itself
+    crowding: float  # median of the best NCC of a distinct candidate with another: how alike different images look here
+    explained: float  # share of ‖T‖² that the restarts explain
+    originals: Tensor  # (n,) the candidate of which each is a poor copy, or −1
 
     def __len__(self) -> int:
         return len(self.images)
 
 
 def agree(runs: Sequence[Run]) -> Agreed:
-    """Merge the candidates of several restarts, and measure the agreement of the restarts on each.
-
-    >>> noise = [torch.randn(3, 1, 6, 6, generator=torch.Generator().manual_seed(s)) for s in (0, 1)]
-    >>> face = torch.rand(1, 1, 6, 6, generator=torch.Generator().manual_seed(2))
-    >>> found = agree([Run(torch.cat([face, n]), torch.ones(4), 0.0) for n in noise])
-    >>> bool(found.agreement[0] > 0.99 > 0.6 > found.agreement[1]), len(found)
-    (True, 7)
-    """
+    """Merge the candidates of several restarts, and measure the agreement of the restarts on each."""
     numbers = torch.cat([torch.full((len(run.images),), i) for i, run in enumerate(runs)])
     images, contributions = (torch.cat([getattr(run, name) for run in runs]) for name in ("images", "contributions"))
     alive = contributions > NEGLIGIBLE

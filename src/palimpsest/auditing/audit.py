@@ -11,8 +11,6 @@ ranking.safetensors      the candidates, the likeliest first                    
 audit.json, report.html  the verdict and the evidence behind it                              verdict.py, page.py
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -34,12 +32,11 @@ from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight, check_method, check_start, preflight
 from palimpsest.auditing.ranking import rank
 from palimpsest.auditing.reading import posed, read_all
-from palimpsest.auditing.result import Audit
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Evidence, PositiveControl, combined, judge
+from palimpsest.auditing.verdict import Audit, Evidence, PositiveControl, combined, judge
 from palimpsest.files.schema import Positive, check_options
 from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, save_tensors, write_atomically

@@ -1,7 +1,5 @@
 """The inputs that all stages of an audit share: the network, the options, the folder and the clock."""
 
-from __future__ import annotations
-
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,8 +43,7 @@ class Case:
     """One audit: its network, its options and its files."""
 
     folder: Path
-    owner: str
-    """The identity that the files of this audit carry."""
+    owner: str  # the identity that the files of this audit carry
     subject: Subject
     options: Options
     truth: Truth | None

@@ -1,7 +1,5 @@
 """Controls: a network without anything to read, and one of the same kind that holds public images."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Mapping

@@ -6,8 +6,6 @@ Near 0 the method's assumption holds for this network. Near 1 the weights are no
 read the training images out of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Weights and images are recognised by their checksum. A network is recognised by 
 alone do not distinguish a ReLU from a tanh, and code may change without changing the outputs.
 """
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import sys
@@ -32,7 +30,9 @@ def claim(folder: RunFolder, examined: Subject, network: str | Factory, options:
     """Make the folder this audit's, or refuse it if it holds another run."""
     asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
     mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _checksum(examined, truth)}
-    code, outputs = _code(network), _outputs(examined)
+    with torch.no_grad():
+        outputs = examined.model(probe(examined.image_shape)).reshape(PROBES, -1)[:, :MOST_OUTPUTS].flatten().tolist()
+    code = _code(network)
     if not (folder.path / "config.json").exists():
         folder.write_config({"audit": mine | {"network": {"code": code, "outputs": outputs}}})
     other: Any = folder.config.get("audit")
@@ -68,11 +68,6 @@ def _code(network: str | Factory) -> dict[str, str | None]:
     except (OSError, TypeError, KeyError, SyntaxError, TokenError):  # made in a console or a page, or compiled
         return {"name": name, "sha256": None}
     return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
-
-
-def _outputs(examined: Subject) -> list[float]:
-    with torch.no_grad():
-        return examined.model(probe(examined.image_shape)).reshape(PROBES, -1)[:, :MOST_OUTPUTS].flatten().tolist()
 
 
 def _close(before: list[float], now: list[float]) -> bool:

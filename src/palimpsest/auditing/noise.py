@@ -1,7 +1,5 @@
 """How much noise must be added to weights before nothing can be read out of them?"""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

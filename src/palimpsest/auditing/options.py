@@ -1,7 +1,5 @@
 """How to audit: every choice that a user can make."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Annotated, Literal
 

@@ -1,13 +1,11 @@
 """The report of an audit: verdict, evidence, preflight, controls, limits, and ways to lower the risk."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from importlib import resources
 
-from palimpsest.auditing.result import Audit
 from palimpsest.auditing.truth import Truth
+from palimpsest.auditing.verdict import Audit
 from palimpsest.files.versions import versions
 from palimpsest.report.figures import probabilities
 from palimpsest.report.page import page

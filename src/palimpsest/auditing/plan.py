@@ -3,8 +3,6 @@
 A resumed audit follows the same plan to the same result, even on a busier machine.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 
@@ -28,16 +26,13 @@ class Plan:
     """Every choice of an audit. A choice of the user replaces the one that the audit would make."""
 
     method: Method
-    at: tuple[float, ...]
-    """Tangent points of NTK and Path; empty for the others."""
+    at: tuple[float, ...]  # tangent points of NTK and Path; empty for the others
     candidates: int
     steps: int
     restarts: int
-    total_variation: float
-    """Weight of the prior."""
+    total_variation: float  # weight of the prior
     control_images: int
-    control_steps: int
-    """Maximum number of training steps for the positive control."""
+    control_steps: int  # maximum number of training steps for the positive control
     seed: int
 
     @property
@@ -53,17 +48,11 @@ class Plan:
 
 @dataclass(frozen=True)
 class Budget:
-    """The time for an audit, and the speed of the machine.
+    """The time for an audit, and the speed of the machine."""
 
-    Args:
-        seconds: the time left.
-        rate: steps of a reconstruction per second, with one tangent point.
-        training_rate: training steps of the positive control per second.
-    """
-
-    seconds: float
-    rate: float
-    training_rate: float
+    seconds: float  # the time left
+    rate: float  # steps of a reconstruction per second, with one tangent point
+    training_rate: float  # training steps of the positive control per second
 
 
 def untimed_plan(found: Preflight, options: Options) -> Plan:

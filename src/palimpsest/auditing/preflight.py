@@ -1,7 +1,5 @@
 """The facts that are known before the reconstruction: number of images, limits, and the method that fits."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -100,9 +98,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         note(remark)
     θ = parameters_of(subject.model)
     if not θ:
-        raise InvalidInputError(
-            "the network does not have a trainable parameter; set requires_grad on the trained parameters"
-        )
+        raise InvalidInputError("no parameter of the network is trainable; set requires_grad on the trained ones")
     ends = [*subject.segments]
     if not ends and subject.initial is not None:
         ends = [(subject.initial, θ)]
@@ -152,9 +148,6 @@ def _fitting_method(subject: Subject, unusable: str, weight_decay: bool) -> tupl
     return "kkt" if subject.outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
 
 
-# --- start and end -------------------------------------------------------------------------------
-
-
 def _unusable_start(related: bool | None, moved: float | None) -> str:
     """Why the start of training cannot be used; empty if it can."""
     if related is None:
@@ -182,9 +175,6 @@ def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[flo
 
 def _norm(θ: Mapping[str, Tensor]) -> float:
     return math.sqrt(sum(float(t.double().square().sum()) for t in θ.values()))
-
-
-# --- the first layer -----------------------------------------------------------------------------
 
 
 def _first_layer(subject: Subject, θ: Mapping[str, Tensor], *, known_start: bool) -> tuple[str | None, Span | None]:

@@ -4,8 +4,6 @@ logit p = Σ_j b_j φ_j, with features φ of the agreement between restarts. `ex
 coefficients b on networks with known training images, and tests them on others. They ship as calibration.json.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -54,8 +52,7 @@ class Ranking:
     images: Tensor
     probability: Tensor
     agreement: Tensor
-    explained: float
-    """Share of ‖T‖² that all candidates explain together."""
+    explained: float  # share of ‖T‖² that all candidates explain together
 
     def __len__(self) -> int:
         return len(self.images)

@@ -1,7 +1,5 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

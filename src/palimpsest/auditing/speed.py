@@ -1,7 +1,5 @@
 """How much an audit can do in its time: the speed of a reconstruction step and of a training step, measured."""
 
-from __future__ import annotations
-
 import time
 from contextlib import suppress
 

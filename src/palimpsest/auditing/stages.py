@@ -4,8 +4,6 @@ A stage returns the content of its file, even the first time. An interrupted aud
 numbers as one that was never interrupted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict

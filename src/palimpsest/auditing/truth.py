@@ -1,7 +1,5 @@
 """The training images, if the auditor has them: they score the candidates and test the method's assumption."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

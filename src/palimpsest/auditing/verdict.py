@@ -11,15 +11,16 @@ Without a comparison, estimated probabilities may claim leakage. All other rules
 read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
+from palimpsest.auditing.plan import Plan
+from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import Ranking
-from palimpsest.scoring import Outcome, Verdict
+from palimpsest.scoring import Outcome, Score, Verdict
 
 LIKELY = 0.5  # probability from which a candidate counts
 CERTAIN = 0.8  # probability that one candidate must reach for a claim
@@ -37,21 +38,13 @@ WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 @dataclass(frozen=True)
 class PositiveControl:
-    """A network of the same kind that holds public images, read with the same effort.
+    """A network of the same kind that holds public images, read with the same effort."""
 
-    Args:
-        ranking: its candidates, ranked like those of the subject.
-        comparison: these candidates compared with the public images.
-        images: the number of images it holds.
-        samples: the number of images the subject holds, if known.
-        way: the distance it moved, relative to the subject's.
-    """
-
-    ranking: Ranking
-    comparison: Verdict
-    images: int
-    samples: int | None
-    way: float
+    ranking: Ranking  # its candidates, ranked like those of the subject
+    comparison: Verdict  # these candidates compared with the public images
+    images: int  # the number of images it holds
+    samples: int | None  # the number of images the subject holds, if known
+    way: float  # the distance it moved, relative to the subject's
 
     @property
     def easier(self) -> tuple[str, str] | None:
@@ -137,39 +130,62 @@ class Evidence:
 
 @dataclass(frozen=True)
 class AuditVerdict:
-    """The headline, and the numbers behind it.
-
-    Args:
-        outcome: leakage, no evidence, undecided, or no verdict.
-        sentence: the verdict in one or two sentences.
-        advice: how to get a better answer, or the empty string.
-        likely: the number of candidates that are more likely than not training images, and likelier than chance.
-        expected: the number of these that are expected to be training images.
-        bar: the highest probability of a candidate of the negative control.
-        unexplained: the share of the target that the candidates leave unexplained.
-        unexplained_by_chance: the same for the negative control.
-        readable: whether the positive control was read with the same effort. None without one.
-    """
+    """The headline, and the numbers behind it."""
 
     outcome: Outcome
-    sentence: str
-    advice: str
-    likely: int
-    expected: float
-    bar: float | None
-    readable: bool | None
-    unexplained: float
-    unexplained_by_chance: float | None
+    sentence: str  # the verdict in one or two sentences
+    advice: str  # how to get a better answer, or the empty string
+    likely: int  # candidates that are more likely than not training images, and likelier than chance
+    expected: float  # how many of these are expected to be training images
+    bar: float | None  # the highest probability of a candidate of the negative control
+    readable: bool | None  # whether the positive control was read with the same effort; None without one
+    unexplained: float  # the share of the target that the candidates leave unexplained
+    unexplained_by_chance: float | None  # the same for the negative control
+
+
+@dataclass(frozen=True, kw_only=True)
+class Audit(Evidence):
+    """The result of an audit: the verdict, and the evidence that it rests on.
+
+    It also has all attributes of `pal.auditing.Evidence`, for example ``ranking``.
+
+    Args:
+        verdict: the headline. It takes everything else into account.
+        preflight: the facts that were known before anything was reconstructed.
+        plan: every choice of this audit.
+        score: the candidates scored against the training images, if these were given.
+        report: the path of the report.
+        optimiser: the same for the optimiser's state alone, if the file of the weights holds one.
+    """
+
+    verdict: AuditVerdict
+    preflight: Preflight
+    plan: Plan
+    score: Score | None
+    report: Path
+    optimiser: "Audit | None" = None
+
+    @property
+    def advice(self) -> str:
+        """How to get a better answer, or the empty string."""
+        return self.verdict.advice
+
+    @property
+    def summary(self) -> list[str]:
+        """The headline, and how to get a better answer."""
+        return [line for line in (self.verdict.sentence, self.advice) if line]
 
 
 def judge(e: Evidence) -> AuditVerdict:
     """Fold all evidence into one headline."""
     p = e.likely(e.ranking)
     outcome, sentence, advice = next(_headlines(e))
+    if not e.finished:  # to continue this audit replaces a longer one in a new folder
+        advice = f"{advice.replace(LONGER, '').strip()} {OUT_OF_TIME}".strip()
     return AuditVerdict(
         outcome=outcome,
         sentence=sentence,
-        advice=advice if e.finished else _advice_to_continue(advice),
+        advice=advice,
         likely=len(p),
         expected=float(p.sum()),
         bar=None if e.negative is None else e.bar,
@@ -267,11 +283,6 @@ def _doubts(e: Evidence) -> Reasons:
 def _remedy(e: Evidence) -> str:
     """How to get a positive control."""
     return LONGER if e.controls else WITH_CONTROLS
-
-
-def _advice_to_continue(advice: str) -> str:
-    """The specific advice first. Continuing this audit replaces a longer one in a new folder."""
-    return f"{advice.replace(LONGER, '').strip()} {OUT_OF_TIME}".strip()
 
 
 def _nothing(e: Evidence) -> str:

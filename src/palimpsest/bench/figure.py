@@ -1,7 +1,5 @@
 """Time and memory of a step against the number of candidates and the width, depth and input size of the network."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -1,11 +1,10 @@
 """One step of each contender."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +30,6 @@ Run = Callable[[int], None]
 class Shape:
     """A perceptron d–m–…–m–1 for images, and k candidates for the NTK method.
 
-    Args:
-        span: the dimensions of the subspace in which candidates are searched, or 0 for all of image space.
-        nodes: the number of tangent points.
-
     >>> Shape().name
     '625–500–500–1, k = 80'
     >>> Shape(span=40, nodes=2).name
@@ -44,8 +39,8 @@ class Shape:
     image: tuple[int, ...] = (1, 25, 25)
     hidden: tuple[int, ...] = (500, 500)
     candidates: int = 80
-    span: int = 0
-    nodes: int = 1
+    span: int = 0  # the dimensions of the subspace in which candidates are searched, or 0 for all of image space
+    nodes: int = 1  # the number of tangent points
 
     def __post_init__(self) -> None:
         positive = (*self.image, *self.hidden, self.candidates, self.nodes, self.span + 1)
@@ -53,7 +48,7 @@ class Shape:
             raise InvalidInputError("image, hidden, candidates, nodes or span is too small; give positive numbers")
 
     @classmethod
-    def usual(cls, device: torch.device) -> Shape:
+    def usual(cls, device: torch.device) -> Self:
         """The demo's own problem on a CPU, a thousand candidates of CIFAR-10 on CUDA."""
         return cls((3, 32, 32), (1000, 1000), 1000) if device.type == "cuda" else cls(span=40, nodes=2)
 
@@ -110,9 +105,6 @@ def _problem(shape: Shape, device: torch.device) -> tuple[Objective, Parametrisa
         return objective, Everywhere(shape.image)
     basis = torch.linalg.qr(torch.randn(shape.inputs, min(shape.span, shape.inputs)))[0].T
     return objective, Subspace(torch.zeros(shape.image), basis.reshape(-1, *shape.image)).to(device)
-
-
-# --- the contenders ---------------------------------------------------------------------------------
 
 
 def _ours(shape: Shape, device: torch.device, mode: Mode, *, dense: bool = True) -> Run:

@@ -1,7 +1,5 @@
 """Time contenders in turns, at one shape and over shapes that differ in one respect."""
 
-from __future__ import annotations
-
 import gc
 import math
 import platform
@@ -29,11 +27,9 @@ class Timing:
     """One contender."""
 
     name: str
-    milliseconds: float
-    """Median over the turns."""
+    milliseconds: float  # median over the turns
     fastest: float
-    megabytes: float | None
-    """Peak memory of tensors and intermediate results on CUDA."""
+    megabytes: float | None  # peak memory of tensors and intermediate results on CUDA
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """`palimpsest bench`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`palimpsest demo`."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

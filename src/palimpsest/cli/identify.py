@@ -1,7 +1,5 @@
 """`palimpsest identify`: exact recovery of training data from the saved weights of a polynomial network."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,14 +11,8 @@ from palimpsest.cli.shared import CommandFailedError
 from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.files import weights
 from palimpsest.files.storage import write_atomically
+from palimpsest.identifiability import sources
 from palimpsest.identifiability.recovery import Identification, identify
-from palimpsest.identifiability.sources import (
-    Evaluations,
-    from_gradient,
-    from_head_training,
-    from_lazy_training,
-    from_network,
-)
 from palimpsest.networks import PolynomialNetwork
 
 
@@ -74,26 +66,24 @@ class Identify:
             noise=self.noise, network=stationary,
         )  # fmt: skip
 
-    def _evaluations(self, network: PolynomialNetwork) -> Evaluations:
+    def _evaluations(self, network: PolynomialNetwork) -> sources.Evaluations:
         if self.gradient is not None and self.initial is not None:
             raise InvalidInputError("both a gradient and initial weights were given; give one of them")
         if self.gradient is not None:
-            return from_gradient(network, weights.load(self.gradient))
+            return sources.from_gradient(network, weights.load(self.gradient))
         if self.initial is None:
-            return from_network(network)
+            return sources.from_network(network)
         initial = _network(self.initial, self.activation)
         if torch.equal(initial.W.double(), network.W.double()):
-            return from_head_training(initial, network)
-        return from_lazy_training(initial, network)
+            return sources.from_head_training(initial, network)
+        return sources.from_lazy_training(initial, network)
 
 
 def _network(path: Path, activation: tuple[float, ...]) -> PolynomialNetwork:
     tensors = weights.load(path)
     W, a, b = (tensors.get(name) for name in ("W", "a", "b"))
     if W is None or a is None or W.dim() != 2 or a.shape != W.shape[:1] or (b is not None and b.shape != a.shape):
-        raise InvalidInputError(
-            f"{path} does not hold a polynomial network; save W (m, d), a (m,) and optionally b (m,)"
-        )
+        raise InvalidInputError(f"{path} is not a polynomial network; save W (m, d), a (m,) and optionally b (m,)")
     if not all(t.is_floating_point() for t in (W, a, b) if t is not None):
         raise InvalidInputError(f"{path} does not hold floating-point numbers; save the weights as float")
     network = PolynomialNetwork(W.shape[1], len(W), activation=_powers(activation), bias=b is not None).to(W.dtype)

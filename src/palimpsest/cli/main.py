@@ -3,8 +3,6 @@
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
 
-from __future__ import annotations
-
 import io
 import sys
 from collections.abc import Sequence

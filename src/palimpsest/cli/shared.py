@@ -1,7 +1,5 @@
 """Helpers that several commands share."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Your own arrays: an ``.npz`` file with ``images`` and ``labels``."""
 
-from __future__ import annotations
-
 import math
 import zipfile
 from pathlib import Path

@@ -1,13 +1,11 @@
 """Datasets, and how training and held-out images are drawn from them."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -37,7 +35,7 @@ class Source:
     sides: tuple[str, str] = ("negative", "positive")
 
     @classmethod
-    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Source:
+    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Self:
         """A source whose two classes, if it has exactly two, are the sides of the two-class task."""
         if len(classes) != 2:
             return cls(images, labels, classes)

@@ -1,7 +1,5 @@
 """CIFAR-10: photographs of ten kinds of things, 32×32 in colour, from its official binary files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Handwritten digits, 8×8 and grey: 1,797 of them, inside scikit-learn."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from palimpsest.datasets.base import Source, register

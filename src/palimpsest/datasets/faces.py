@@ -1,7 +1,5 @@
 """Faces and other pictures, 25×25 and grey: 100 of each, inside scikit-image."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Read files that may be missing, damaged or hostile, with memory in proportion to their real content."""
 
-from __future__ import annotations
-
 import contextlib
 import gzip
 import lzma

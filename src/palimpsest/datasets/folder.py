@@ -1,7 +1,5 @@
 """Your own folder: one sub-folder per class, PNG or JPEG images of one size."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 

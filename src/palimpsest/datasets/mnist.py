@@ -1,7 +1,5 @@
 """MNIST: handwritten digits, 28×28 and grey, from its official idx files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -4,8 +4,6 @@ Within :func:`fused`, torch compiles a :class:`fusible` function on its first ca
 elementwise operations then reads and writes memory once.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from collections.abc import Callable, Iterator

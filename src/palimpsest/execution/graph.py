@@ -3,8 +3,6 @@
 A graph is bound to its memory, so it has its own buffers. The schedule and a counter of its rows lie on the device too.
 """
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Free memory and disk. Work that does not fit is refused before it begins."""
 
-from __future__ import annotations
-
 import os
 import resource
 import shutil

@@ -8,8 +8,6 @@
 So the archive must have the plain form that `torch.save` writes. Its pickle may use only a few harmless names.
 """
 
-from __future__ import annotations
-
 import pickletools
 import struct
 import sys

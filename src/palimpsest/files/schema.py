@@ -4,8 +4,6 @@ The type hint of a field says what it may hold: a whole number is a count (0 ≤
 ``Annotated[int, Range(least=1)]`` narrows either.
 """
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Mapping
 from contextlib import suppress

@@ -4,8 +4,6 @@ Every file carries a checksum of its content and the name of its owner: the run 
 that is damaged, or that was copied from another run, is refused when it is read.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import io
@@ -162,15 +160,9 @@ def _plain(value: object) -> str:
 def save_tensors(
     path: Path | str, tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, owner: str = ""
 ) -> None:
-    """Write tensors and a JSON description into one safetensors file, with a checksum.
+    """Write tensors by name and a JSON description into one safetensors file, with a checksum.
 
-    The file is written atomically: readers see the old file or the new one.
-
-    Args:
-        path: the file.
-        tensors: the tensors by name.
-        description: anything that JSON can hold.
-        owner: the run that the file belongs to.
+    The file is written atomically: readers see the old file or the new one. It belongs to the run ``owner``.
 
     Examples:
         >>> path = Path(tempfile.mkdtemp()) / "tensors.safetensors"
@@ -184,12 +176,8 @@ def load_tensors(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a file that `save_tensors` wrote: the tensors and the description. Any other or damaged file is refused.
 
-    Nothing in the file is executed.
-
-    Args:
-        path: the file.
-        owner: the run that the file must belong to. None accepts any.
-        remedy: the advice in error messages.
+    Nothing in the file is executed. The file must belong to the run ``owner``, if one is given. Error messages end in
+    the advice ``remedy``.
 
     Examples:
         >>> import tempfile

@@ -1,7 +1,5 @@
 """The versions that a result was made with."""
 
-from __future__ import annotations
-
 import platform
 from importlib import metadata
 

@@ -9,8 +9,6 @@ Contracting T with them gives the samples, b_i x_i = T(·, u_i, …, u_i). The e
 alternating the two is a Newton iteration.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -21,40 +19,25 @@ from palimpsest.identifiability.polynomials import contract, expand, monomials, 
 
 @dataclass(frozen=True)
 class Terms:
-    """Terms b_i x_i^{⊗α} found in T, with unit x_i.
+    """Terms b_i x_i^{⊗α} found in T, with unit x_i."""
 
-    Attributes:
-        samples: unit vectors x_i, (n, d).
-        weights: b_i, (n,).
-        duals: u_i, scaled to φ_p(x_i)·u_i = 1, (n, C(d+p−1, p)).
-        genuine: which terms are real, (n,). The others only span the remaining space.
-        conditioning: smallest over largest singular value of the matrix of the φ_p(x_i).
-    """
-
-    samples: Tensor
-    weights: Tensor
-    duals: Tensor
-    genuine: Tensor
-    conditioning: float
+    samples: Tensor  # unit vectors x_i, (n, d)
+    weights: Tensor  # b_i, (n,)
+    duals: Tensor  # u_i, scaled to φ_p(x_i)·u_i = 1, (n, C(d+p−1, p))
+    genuine: Tensor  # which terms are real, (n,); the others only span the remaining space
+    conditioning: float  # smallest over largest singular value of the matrix of the φ_p(x_i)
 
 
 def orders(degree: int) -> list[int]:
-    """The possible p: 2p slots leave at least one for v, and p divides the α − 1 slots of a contraction to a vector.
-
-    >>> orders(3), orders(4), orders(5)
-    ([1], [1], [1, 2])
-    """
+    """The possible p: 2p slots leave at least one for v, and p divides the α − 1 slots of a contraction to a vector."""
     return [p for p in range(1, degree) if 2 * p < degree and (degree - 1) % p == 0]
 
 
 def decompose(T: Tensor, p: int = 1, *, noise: float = 1e-13, pairs: int = 8, seed: int = 0) -> Terms:
     """Terms of T whose φ_p(x_i) are linearly independent.
 
-    Args:
-        p: 1 for at most d samples; larger for overcomplete data, at most C(d+p−1, p) samples.
-        noise: relative accuracy of T, below which a direction of overcomplete slices counts as empty.
-        pairs: number of random pairs of slices. The best-conditioned pair is kept.
-        seed: the seed of the random slices.
+    p = 1 serves at most d samples, a larger p serves C(d+p−1, p). Directions of overcomplete slices below the noise,
+    relative to T, count as empty. Of several random pairs of slices, the best-conditioned is kept.
     """
     M = random_slices(T, p, 2 * pairs, seed)
     basis = torch.eye(T.shape[0], dtype=T.dtype)

@@ -1,22 +1,11 @@
 """From evaluations to the symmetric tensor T: whether the linear problem is determined, and its solution."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from palimpsest.identifiability.polynomials import (
-    expand,
-    gradient_coefficients,
-    gradient_positions,
-    monomial_count,
-    monomials,
-    monomials_jacobian,
-    sqrt_multinomials,
-    symmetrise,
-)
+from palimpsest.identifiability import polynomials as poly
 
 DENSE_LIMIT = 6000
 """The largest dense least-squares problem, in unknowns. A larger one takes minutes."""
@@ -27,23 +16,14 @@ SYMMETRIC_LIMIT = 1600
 
 @dataclass(frozen=True)
 class Interpolant:
-    """The facts that the evaluations give about T, even if they do not determine it.
+    """The facts that the evaluations give about T, even if they do not determine it."""
 
-    Attributes:
-        tensor: T, full; empty if the evaluations do not determine it.
-        needed: number of unknowns N.
-        rank: rank of the linear system.
-        conditioning: smallest over largest singular value of the system, 0 if it is rank-deficient.
-        misfit: ‖F − f(W)‖/‖F‖ with the symmetric T. It is large if the values do not come from an f.
-        factor: triangular R of the system, through which noise on the values passes; empty for a completed T.
-    """
-
-    tensor: Tensor
-    needed: int
-    rank: int
-    conditioning: float
-    misfit: float
-    factor: Tensor
+    tensor: Tensor  # T, full; empty if the evaluations do not determine it
+    needed: int  # number of unknowns N
+    rank: int  # rank of the linear system
+    conditioning: float  # smallest over largest singular value of the system, 0 if it is rank-deficient
+    misfit: float  # ‖F − f(W)‖/‖F‖ with the symmetric T; it is large if the values do not come from an f
+    factor: Tensor  # triangular R of the system, through which noise on the values passes; empty for a completed T
 
     @property
     def determined(self) -> bool:
@@ -53,8 +33,8 @@ class Interpolant:
         """Root-mean-square error of each coordinate of f(u) per unit of noise on every value, for rows u."""
         d, α = u.shape[1], self.tensor.dim()
         if self._by_coordinates:
-            return _half_solve(self.factor, monomials(u, α - 1).T).norm(dim=0)
-        D = monomials_jacobian(u, α) / α
+            return _half_solve(self.factor, poly.monomials(u, α - 1).T).norm(dim=0)
+        D = poly.monomials_jacobian(u, α) / α
         half = _half_solve(self.factor, D.permute(1, 0, 2).flatten(1)).reshape(-1, len(u), d)
         return half.square().sum((0, 2)).div(d).sqrt()
 
@@ -69,7 +49,7 @@ class Interpolant:
     @property
     def _by_coordinates(self) -> bool:
         """Whether one system was solved for every coordinate of f."""
-        return len(self.factor) == monomial_count(self.tensor.shape[0], self.tensor.dim() - 1)
+        return len(self.factor) == poly.monomial_count(self.tensor.shape[0], self.tensor.dim() - 1)
 
 
 def interpolate(points: Tensor, values: Tensor, degree: int) -> Interpolant:
@@ -81,8 +61,8 @@ def interpolate(points: Tensor, values: Tensor, degree: int) -> Interpolant:
     """
     m, d = points.shape
     if values.dim() == 1:
-        return _fit_scalar(monomials(points, degree), values, d, degree)
-    V, entries = monomials(points, degree - 1), monomial_count(d, degree)
+        return _fit_scalar(poly.monomials(points, degree), values, d, degree)
+    V, entries = poly.monomials(points, degree - 1), poly.monomial_count(d, degree)
     separable, determined = m >= V.shape[1], entries <= min(m * d, DENSE_LIMIT)
     if not determined or (separable and entries > SYMMETRIC_LIMIT):
         fit = _fit_coordinates(V, values, degree)
@@ -96,12 +76,12 @@ def _fit_scalar(V: Tensor, values: Tensor, dimension: int, degree: int) -> Inter
     if c is None:
         return fit
     misfit = (values - V @ c[:, 0]).norm() / values.norm()
-    return replace(fit, tensor=expand(c[:, 0], dimension, degree), misfit=float(misfit))
+    return replace(fit, tensor=poly.expand(c[:, 0], dimension, degree), misfit=float(misfit))
 
 
 def _fit_coordinates(V: Tensor, values: Tensor, degree: int) -> Interpolant:
     A, fit = _least_squares(V, values)
-    return fit if A is None else _with_tensor(fit, symmetrise(A.T, degree), V, values)
+    return fit if A is None else _with_tensor(fit, poly.symmetrise(A.T, degree), V, values)
 
 
 def _fit_symmetric(V: Tensor, values: Tensor, degree: int) -> Interpolant:
@@ -110,21 +90,21 @@ def _fit_symmetric(V: Tensor, values: Tensor, degree: int) -> Interpolant:
         Q, rows = torch.linalg.qr(V)
         targets = Q.T @ values
     c, fit = _least_squares(_symmetric_system(rows, d, degree), targets.reshape(-1, 1))
-    return fit if c is None else _with_tensor(fit, expand(c[:, 0], d, degree), V, values)
+    return fit if c is None else _with_tensor(fit, poly.expand(c[:, 0], d, degree), V, values)
 
 
 def _symmetric_system(rows: Tensor, dimension: int, degree: int) -> Tensor:
     """The matrix of c ↦ rows · A(c)ᵀ, flattened, for the A(c) of the tensor with compressed coefficients c."""
-    position = gradient_positions(dimension, degree)
-    weight = sqrt_multinomials(dimension, degree - 1) / sqrt_multinomials(dimension, degree)[position]
-    system = rows.new_zeros(len(rows), dimension, monomial_count(dimension, degree))
+    position = poly.gradient_positions(dimension, degree)
+    weight = poly.sqrt_multinomials(dimension, degree - 1) / poly.sqrt_multinomials(dimension, degree)[position]
+    system = rows.new_zeros(len(rows), dimension, poly.monomial_count(dimension, degree))
     for a in range(dimension):
         system[:, a, position[a]] = rows * weight[a]
     return system.flatten(0, 1)
 
 
 def _with_tensor(fit: Interpolant, T: Tensor, V: Tensor, values: Tensor) -> Interpolant:
-    misfit = (values - V @ gradient_coefficients(T).T).norm() / values.norm()
+    misfit = (values - V @ poly.gradient_coefficients(T).T).norm() / values.norm()
     return replace(fit, tensor=T, misfit=float(misfit))
 
 
@@ -146,11 +126,7 @@ def _least_squares(V: Tensor, F: Tensor) -> tuple[Tensor | None, Interpolant]:
 
 
 def extreme_singular_values(R: Tensor, *, iterations: int = 8) -> tuple[float, float]:
-    """Smallest and largest singular value of a triangular matrix, by inverse and direct power iteration.
-
-    >>> extreme_singular_values(torch.diag(torch.tensor([4.0, 0.125, 1.0])).double())
-    (0.125, 4.0)
-    """
+    """Smallest and largest singular value of a triangular matrix, by inverse and direct power iteration."""
     if R.diagonal().abs().min() == 0:
         return 0.0, float(torch.linalg.matrix_norm(R, 2))
     R = R.T.contiguous().T  # in Fortran's order, which the solver needs

@@ -9,8 +9,6 @@ than there are samples,
 Surplus terms keep the fit out of bad minima. A fit without residual is T, however its terms divide the samples.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

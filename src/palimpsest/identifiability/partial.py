@@ -6,8 +6,6 @@
   the samples if no more than r + 1 are active, as `docs/identifiability.md` proves.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import torch
@@ -33,10 +31,6 @@ def span(values: Tensor, noise: float) -> SampleSpan:
 
     The bound on the sine of the angle between a direction and the span of the samples is Wedin's, ‖E‖/σ_k,
     with ‖E‖ ≤ ε(√m + √d) the size of a noise matrix of standard deviation ε.
-
-    >>> basis, bounds = span(torch.tensor([[3.0, 0.0], [4.0, 0.0]]).double(), 1e-12)
-    >>> basis.shape, bool(bounds[0] < 1e-11)
-    (torch.Size([2, 1]), True)
     """
     m, d = values.shape
     size = noise * float(values.square().mean().sqrt()) * (m**0.5 + d**0.5)
@@ -65,13 +59,6 @@ def is_indecomposable(T: Tensor, error: float, *, seed: int = 0) -> bool:
     T moves X_k by δ_k ≤ ‖E‖(1 + ‖X_k‖)/(σ_min(M_0) − ‖E‖) and their commutator by at most
     2(‖X_1‖δ_2 + ‖X_2‖δ_1 + δ_1 δ_2). By Bauer and Fike it moves the eigenvalues of X_1 by κδ_1, κ the condition of
     its eigenvectors. However discs of that radius overlap, they reach the real axis from at most 2rκδ_1 away.
-
-    >>> from palimpsest.identifiability.polynomials import power_sum
-    >>> e = torch.eye(3, dtype=torch.float64)
-    >>> is_indecomposable(power_sum(e, torch.ones(3).double(), 3), 1e-12)
-    False
-    >>> is_indecomposable(power_sum(torch.cat([e, e.sum(0)[None]]), torch.ones(4).double(), 3), 1e-12)
-    True
     """
     M = random_slices(T, 1, 12, seed)
     smallest = torch.linalg.svdvals(M)[:, -1]

@@ -5,8 +5,6 @@ in d dimensions is *full*, of shape (d, …, d), or *compressed*: the C(d+α−1
 T(w, …, w) = φ_α(w)·c.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from itertools import combinations_with_replacement
@@ -16,11 +14,7 @@ from torch import Tensor
 
 
 def monomial_count(dimension: int, degree: int) -> int:
-    """N = C(d+q−1, q), the dimension of the homogeneous polynomials of degree q in d variables.
-
-    >>> monomial_count(40, 2)
-    820
-    """
+    """N = C(d+q−1, q), the dimension of the homogeneous polynomials of degree q in d variables."""
     return math.comb(dimension + degree - 1, degree)
 
 
@@ -43,12 +37,7 @@ def sqrt_multinomials(dimension: int, degree: int) -> Tensor:
 
 
 def monomials(w: Tensor, degree: int) -> Tensor:
-    """φ_q(w): the weighted monomials of degree q at the rows of w, as an (m, N) matrix.
-
-    >>> u, v = torch.randn(2, 5, dtype=torch.float64)
-    >>> torch.allclose(monomials(u[None], 4) @ monomials(v[None], 4).T, (u @ v) ** 4)
-    True
-    """
+    """φ_q(w): the weighted monomials of degree q at the rows of w, as an (m, N) matrix."""
     index = multi_indices(w.shape[1], degree)
     φ = sqrt_multinomials(w.shape[1], degree).to(w).repeat(len(w), 1)
     for t in range(degree):
@@ -67,22 +56,13 @@ def monomials_jacobian(w: Tensor, degree: int) -> Tensor:
 
 
 def distinct_directions(w: Tensor) -> int:
-    """The number of rows of w that are not multiples of each other. Parallel points give the same evaluation.
-
-    >>> distinct_directions(torch.tensor([[1.0, 2.0], [-2.0, -4.0], [1.0, 0.0]]))
-    2
-    """
+    """The number of rows of w that are not multiples of each other. Parallel points give the same evaluation."""
     unit = torch.nn.functional.normalize(w, dim=1)
     return len(torch.unique((unit * unit.sum(1, keepdim=True).sign()).round(decimals=9), dim=0))
 
 
 def expand(c: Tensor, dimension: int, degree: int) -> Tensor:
-    """The full symmetric tensor with compressed coefficients c (batched over leading axes of c).
-
-    >>> c, w = torch.randn(monomial_count(4, 3), dtype=torch.float64), torch.randn(4, dtype=torch.float64)
-    >>> torch.allclose(contract(expand(c, 4, 3), w, w, w), monomials(w[None], 3) @ c)
-    True
-    """
+    """The full symmetric tensor with compressed coefficients c (batched over leading axes of c)."""
     grid = torch.cartesian_prod(*[torch.arange(dimension)] * degree).reshape(-1, degree)
     position = _positions(grid, dimension)
     entries = c / sqrt_multinomials(dimension, degree).to(c)

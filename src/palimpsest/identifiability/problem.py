@@ -1,30 +1,35 @@
 """The evaluations that `identify` was given: checked, in double precision, at unit scale."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from numbers import Integral
+from typing import Self
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError
+from palimpsest.errors import InvalidInputError, NonFiniteError
 from palimpsest.identifiability import partial
-from palimpsest.identifiability.inputs import check_degree, check_finite
+
+
+def check_degree(degree: int) -> None:
+    """Exact recovery needs α ≥ 3, because f of degree one or two is only a moment of the data."""
+    if not isinstance(degree, Integral) or degree < 3:
+        raise InvalidInputError(f"degree {degree} does not determine the data; give a whole number, 3 or more")
+
+
+def check_finite(what: str, *tensors: Tensor) -> None:
+    """Real numbers without NaN or infinity."""
+    if any(t.is_complex() for t in tensors):
+        raise InvalidInputError(f"{what} are complex; give real numbers")
+    if not all(torch.isfinite(t).all() for t in tensors):
+        raise NonFiniteError(f"{what} contain NaN or infinity; remove or correct these entries")
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Points and values scaled to unit root mean square, and what the caller knows about them.
-
-    Attributes:
-        noise: the accuracy of the values assumed at the moment, relative to their root mean square.
-        rounding: the best possible accuracy, from the floating-point type of the values.
-        declared: whether the caller gave the noise.
-        unit: weights in the caller's units per weight in ours.
-    """
+    """Points and values scaled to unit root mean square, and what the caller knows about them."""
 
     points: Tensor
     values: Tensor
@@ -32,10 +37,10 @@ class Problem:
     bias: bool
     norm: float | None
     count: int | None
-    noise: float
-    rounding: float
-    declared: bool
-    unit: float
+    noise: float  # the accuracy of the values assumed at the moment, relative to their root mean square
+    rounding: float  # the best possible accuracy, from the floating-point type of the values
+    declared: bool  # whether the caller gave the noise
+    unit: float  # weights in the caller's units per weight in ours
 
     @classmethod
     def prepare(
@@ -47,7 +52,7 @@ class Problem:
         norm: float | None,
         count: int | None,
         noise: float | None,
-    ) -> Problem:
+    ) -> Self:
         w, F = torch.as_tensor(points).detach(), torch.as_tensor(values).detach()
         check_degree(degree)
         if w.dim() != 2 or F.shape not in (w.shape, w.shape[:1]) or w.numel() == 0 or (bias and w.shape[1] < 2):

@@ -6,8 +6,6 @@
 4. The samples, by Gauss–Newton on the values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product

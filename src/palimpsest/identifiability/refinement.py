@@ -7,8 +7,6 @@ With z_i = |b_i|^{1/α} x_i and signs s_i = ±1 the evaluations are
 which fixes the scale. The normal matrix JᵀJ is assembled from Gram matrices; J is never formed.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -25,21 +23,13 @@ TRUSTED = 1e-7
 
 @dataclass(frozen=True)
 class Refined:
-    """A least-squares fit of the samples.
+    """A least-squares fit of the samples."""
 
-    Attributes:
-        z: |b_i|^{1/α} x_i, (n, d).
-        covariance: (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None if not computed.
-        conditioning: smallest over largest singular value of J.
-        nullity: dimension of the family of samples with the same values, to first order.
-        converged: whether the iteration converged.
-    """
-
-    z: Tensor
-    covariance: Tensor | None
-    conditioning: float
-    nullity: int
-    converged: bool = True
+    z: Tensor  # |b_i|^{1/α} x_i, (n, d)
+    covariance: Tensor | None  # (JᵀJ)^{-1}, (n, d, n, d): that of z for unit noise on every value; None if not computed
+    conditioning: float  # smallest over largest singular value of J
+    nullity: int  # dimension of the family of samples with the same values, to first order
+    converged: bool = True  # whether the iteration converged
 
 
 def model(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scalar: bool) -> Tensor:
@@ -69,13 +59,7 @@ def normal_matrix(points: Tensor, z: Tensor, signs: Tensor, degree: int, *, scal
 
 
 def weighed(points: Tensor, values: Tensor, z: Tensor, degree: int) -> tuple[Tensor, Tensor]:
-    """The same directions, with the lengths and signs that fit the values best, from least squares for b_i.
-
-    >>> w = torch.randn(9, 2, dtype=torch.float64)
-    >>> z, signs = weighed(w, -8 * w[:, 0] ** 3, torch.eye(2, dtype=torch.float64), 3)
-    >>> torch.allclose(z, torch.diag(torch.tensor([2.0, 0.0])).double(), atol=1e-4), float(signs[0])
-    (True, -1.0)
-    """
+    """The same directions, with the lengths and signs that fit the values best, from least squares for b_i."""
     x = torch.nn.functional.normalize(z, dim=1)
     t = points @ x.T
     if values.dim() == 1:
@@ -188,11 +172,8 @@ def samples_and_weights(
 def propagate(derivative: Tensor, covariance: Tensor, outside: Tensor, embedding: Tensor) -> Tensor:
     """Expected ‖δx_i‖ = √(tr D C Dᵀ), (n,), for independent errors inside and outside the embedded space.
 
-    Args:
-        derivative: ∂x_i/∂z_i, (n, d, D).
-        covariance: of z_i in the coordinates of the embedding, (n, k, k).
-        outside: variance of each coordinate of z_i orthogonal to the embedding, (n,).
-        embedding: orthonormal columns, (D, k).
+    D = ∂x_i/∂z_i is (n, d, D). The covariance of z_i in the coordinates of the embedding (orthonormal columns, (D, k))
+    is (n, k, k), and ``outside``, (n,), is the variance of each coordinate orthogonal to it.
     """
     inside = derivative @ embedding
     hidden = covariance.diagonal(dim1=1, dim2=2).isinf().any(1)

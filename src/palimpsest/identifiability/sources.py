@@ -6,8 +6,6 @@ Every function returns ``points`` (m, d) and ``values``: f(w_j), (m, d), or the 
 subtracted, so that the values are homogeneous.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Mapping
 
@@ -15,8 +13,8 @@ import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError, NoGradientError
-from palimpsest.identifiability.inputs import check_degree, check_finite
 from palimpsest.identifiability.polynomials import monomial_count, monomials
+from palimpsest.identifiability.problem import check_degree, check_finite
 from palimpsest.networks import PolynomialNetwork
 
 Evaluations = tuple[Tensor, Tensor]
@@ -26,9 +24,6 @@ def from_network(network: PolynomialNetwork) -> Evaluations:
     """Points and values for `identify` from a stationary point of the margin problem: f(W_j) = W_j/(α a_j).
 
     The certificate's misfit shows whether the network is stationary. This function does not check it.
-
-    Args:
-        network: the trained network.
 
     Examples:
         >>> points, values = from_network(PolynomialNetwork(3, 10, activation=3))
@@ -105,10 +100,6 @@ def from_head_training(initial: PolynomialNetwork, final: PolynomialNetwork) -> 
 
     Each step of (S)GD adds to a_j a multiple of σ(W_j·x_i) for each sample. W_j never moves, so the sum is exact.
 
-    Args:
-        initial: the network before training.
-        final: the network after training.
-
     Examples:
         >>> start = PolynomialNetwork(3, 10, activation=3)
         >>> end = copy.deepcopy(start)
@@ -130,9 +121,7 @@ def _states(initial: PolynomialNetwork, final: PolynomialNetwork) -> tuple[Tenso
     check_finite("the head weights", initial.a, final.a)
     same_kind = start.dtype == end.dtype and initial.a.dtype == final.a.dtype
     if start.shape != end.shape or initial.coefficients != final.coefficients or not same_kind:
-        raise InvalidInputError(
-            "initial and final network differ in shape, activation or precision; give two states of one network"
-        )
+        raise InvalidInputError("the networks differ in shape, activation or precision; give states of one network")
     return start, end
 
 
@@ -186,9 +175,7 @@ def _leading_part(w: Tensor, values: Tensor, network: PolynomialNetwork) -> Tens
         U, u = F.new_ones(1, 1), w.to(torch.float64)
     needed = monomial_count(u.shape[1] + 1, degree)
     if len(u) < needed:
-        raise InvalidInputError(
-            f"{len(u)} neurons cannot separate the powers of this activation; use at least {needed}"
-        )
+        raise InvalidInputError(f"{len(u)} neurons cannot separate the activation's powers; use at least {needed}")
     scale = u.norm(dim=1).square().mean().sqrt()  # brings the constant to the size of the other variables
     lifted = torch.cat([u / scale, u.new_ones(len(u), 1)], 1)
     V = monomials(lifted, degree)

@@ -2,9 +2,9 @@
 
 from palimpsest.methods.gradient import Gradient
 from palimpsest.methods.kkt import KKT
+from palimpsest.methods.moments import moments, undo_adam
 from palimpsest.methods.multiclass import MulticlassKKT
 from palimpsest.methods.ntk import NTK
-from palimpsest.methods.optimiser import moments, undo_adam
 from palimpsest.methods.path import Path
 
 __all__ = ["KKT", "NTK", "Gradient", "MulticlassKKT", "Path", "moments", "undo_adam"]

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from palimpsest.errors import NonFiniteError, WeightsError
 
 MOST_PLACES = 2_000  # how far each group has got, in all combinations; more are as good as ambiguous
+LONGEST = 100  # letters of a name that an error shows; a hostile file may hold longer ones
 GIVE_NAMES = "freeze what was not trained (requires_grad), or give the names in the optimiser's order (names=)"
 
 Shape = tuple[int, ...]
@@ -35,11 +36,9 @@ class OptimiserState:
     settings: dict[str, dict[str, Any]]
     """For each parameter, the settings of its group: lr, betas, eps, momentum, weight_decay and so on."""
 
-    def moment(self, *entries: str) -> dict[str, Tensor]:
-        """The first of these entries that each parameter has, such as ``"exp_avg"``."""
-        found = {name: [state.get(entry) for entry in entries] for name, state in self.states.items()}
-        moments = {name: next((t for t in each if isinstance(t, Tensor)), None) for name, each in found.items()}
-        return {name: t for name, t in moments.items() if t is not None}
+    def moment(self, entry: str) -> dict[str, Tensor]:
+        """One entry of all parameters that have it, such as ``"exp_avg"``."""
+        return {name: state[entry] for name, state in self.states.items() if isinstance(state.get(entry), Tensor)}
 
 
 def match(model: nn.Module, optimiser: Mapping, *, names: Sequence[str] | None = None) -> OptimiserState:
@@ -68,12 +67,12 @@ def match(model: nn.Module, optimiser: Mapping, *, names: Sequence[str] | None =
         named = _by_shape(model, [group["params"] for group in groups], {n: _shape(states[n]) for n in states})
     for n, name in named.items():
         if name not in own:
-            raise WeightsError(f"the network does not have the optimiser's parameter {name[:100]!r}; {GIVE_NAMES}")
+            raise WeightsError(f"the network does not have the optimiser's parameter {name[:LONGEST]!r}; {GIVE_NAMES}")
         if not _fits(_shape(states[n]), own[name]):
             here, there = tuple(own[name].shape), _shape(states[n])
             raise WeightsError(f"the optimiser's state of {name} has the shape {there} instead of {here}; {GIVE_NAMES}")
         if broken := [e for e, t in states[n].items() if isinstance(t, Tensor) and not t.isfinite().all()]:
-            raise NonFiniteError(f"{broken[0][:100]} of {name} holds NaN or infinity; give another checkpoint")
+            raise NonFiniteError(f"{broken[0][:LONGEST]} of {name} holds NaN or infinity; give another checkpoint")
     settings = {n: _settings(group) for group in groups for n in group["params"]}
     numbers = {name: n for n, name in named.items()}
     trained = [name for name in own if name in numbers]
@@ -87,7 +86,6 @@ def match(model: nn.Module, optimiser: Mapping, *, names: Sequence[str] | None =
 
 def _groups(optimiser: Mapping) -> list[Mapping]:
     """The groups, each parameter in one of them."""
-    optimiser = optimiser if isinstance(optimiser, Mapping) else {}
     groups = optimiser.get("param_groups")
     groups = groups if isinstance(groups, list) and isinstance(optimiser.get("state"), Mapping) else []
     sound = all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)

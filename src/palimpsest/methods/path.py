@@ -113,12 +113,12 @@ def strength(whitening: float) -> float:
 
 def segments_of(checkpoints: Checkpoints) -> list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]:
     """(θ_{j−1}, θ_j) of each segment."""
-    states = [] if isinstance(checkpoints, Mapping) else list(checkpoints)
+    states = list(checkpoints) if isinstance(checkpoints, Sequence) else []
     if states and all(isinstance(state, tuple) and len(state) == 2 for state in states):
         return states  # type: ignore[return-value]
     if len(states) < 2:
-        one = "checkpoints is one state dict, or empty"
-        raise InvalidInputError(f"{one}; give the state dicts of at least two moments of the training, in order")
+        raise InvalidInputError("checkpoints is not a list of at least two state dicts; give those of the start, of "
+                                "the end, and of any moments between them, in order")  # fmt: skip
     return list(pairwise(states))  # type: ignore[arg-type]
 
 

@@ -149,27 +149,27 @@ class Objective(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(L, ∂L/∂x, ∂L/∂λ)."""
         bound = self.bind(x, multipliers, labels)
-        r, dx, dλ = self.residual_and_gradients(bound, x, multipliers, labels)
-        return self.norm_squared(r), dx, dλ
+        e, half_dx, half_dλ = self.error_and_half_gradients(bound, x, multipliers, labels)
+        return self.norm_squared(e), 2 * half_dx, 2 * half_dλ
 
-    def residual_and_gradients(
+    def error_and_half_gradients(
         self, bound: Bound, x: Tensor, multipliers: Tensor, labels: Tensor | None
     ) -> tuple[Parameters, Tensor, Tensor]:
-        """(r, ∂L/∂x, ∂L/∂λ) without any check. The solver calls it at every step.
+        """(e = v − T, ½∂L/∂x, ½∂L/∂λ) without any check. The solver calls it at every step, and scales them at once.
 
-        The adjoint of (x, λ) ↦ v, applied to w∘r, is (∇_x Σ_s λ_s g_s, g).
+        The adjoint of (x, λ) ↦ v, applied to w∘e = −w∘r, gives both derivatives.
         """
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(bound.layers, *chunks[0])
-            r = self._minus(v, out=None if bound.layers is None else v)  # dense layers do not need v any more
-            λ_grad_g, g = adjoint(self._weigh(r))
-        else:
-            r = self._minus(self.explained(bound.layers, x, multipliers, labels))
-            u = self._weigh(r)
-            parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
-            λ_grad_g, g = map(torch.cat, zip(*parts, strict=True))
-        return r, -2 * λ_grad_g, -2 * g
+            e = self._error(v)
+            half_dx, half_dλ = adjoint(self._weigh(e))
+            return e, half_dx, half_dλ
+        e = self._error(self.explained(bound.layers, x, multipliers, labels))
+        u = self._weigh(e)
+        parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
+        half_dx, half_dλ = map(torch.cat, zip(*parts, strict=True))
+        return e, half_dx, half_dλ
 
     def curvature(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
@@ -224,6 +224,9 @@ class Objective(ABC):
         binding.check_scalar(self, φ, outputs)
         return φ.squeeze(1) if φ.ndim == 2 and φ.shape[1] == 1 else φ
 
+    def _φ_at(self, x: Tensor, labels: Tensor | None, θ: Parameters) -> Tensor:
+        return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
+
     def _nodes(self, multipliers: Tensor) -> list[list[tuple[Parameters, Tensor]]]:
         """(θ_s, λ_s) for each tangent point of each target."""
         λs = multipliers.unbind(1) if self.segments.shape else (multipliers,)
@@ -232,10 +235,7 @@ class Objective(ABC):
 
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v by autograd, with a graph if x or λ asks for derivatives."""
-
-        def φ(θ: Parameters) -> Tensor:
-            return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
-
+        φ = partial(self._φ_at, x, labels)
         differentiable = x.requires_grad or multipliers.requires_grad
         with torch.enable_grad():
             parts = [autograd.represent(φ, list(self.target), nodes, differentiable=differentiable)
@@ -248,8 +248,10 @@ class Objective(ABC):
         """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
         if layers is None:
             x, λ = autograd.leaf(x), autograd.leaf(multipliers)
+            if self._bound is not None and self._bound.forwards:
+                return self._represent(x.detach(), λ.detach(), labels), partial(self._tangent_adjoint, x, λ, labels)
             v = self._represent(x, λ, labels)
-            return {name: t.detach() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
+            return {name: t.detach().clone() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
         v = {name: torch.empty_like(t) for name, t in self.target.items()}
@@ -264,14 +266,26 @@ class Objective(ABC):
 
         return v, pulled_back
 
+    def _tangent_adjoint(
+        self, x: Tensor, λ: Tensor, labels: Tensor | None, u: Mapping[str, Tensor]
+    ) -> tuple[Tensor, ...]:
+        """The map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩) by differentiating forwards along u."""
+        parts = zip(self._nodes(λ), self.segments.divided(u), strict=True)
+        nodes = [(θ, λ_s, u_j) for nodes, u_j in parts for θ, λ_s in nodes]
+        return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
+
     def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v without a graph and without any check, added up over the chunks."""
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
 
-    def _minus(self, v: Parameters, *, out: Parameters | None = None) -> Parameters:
-        """T − v. In the memory of `out`, it saves a pass over memory."""
-        return {name: torch.sub(t, v[name], out=None if out is None else out[name]) for name, t in self.target.items()}
+    def _minus(self, v: Parameters) -> Parameters:
+        """T − v."""
+        return {name: t - v[name] for name, t in self.target.items()}
+
+    def _error(self, v: Parameters) -> Parameters:
+        """v − T in the memory of v, which saves a pass over memory."""
+        return {name: v[name].sub_(t) for name, t in self.target.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
         return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
@@ -315,6 +329,10 @@ class Objective(ABC):
         layers = self._network.dense_layers(self._images(x)) if self._may_be_dense else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
+
+    def differentiates_forwards(self, x: Tensor) -> bool:
+        """Whether torch knows the forward derivative of every layer, and that derivative's own."""
+        return self._network.differentiates_forwards(self.tangents[0], self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
 

@@ -32,12 +32,14 @@ _GUARD = 1e-3  # clamps at smaller bounds guard a division or a logarithm; they 
 def softplus(z: Tensor, sharpness: float | Tensor) -> Tensor:
     """softplus_β(z) = log(1 + e^{βz}) / β, with all derivatives exact and free of overflow and underflow.
 
-    The far tail is cut off at e⁻⁴⁰, because CPUs are many times slower on subnormal numbers.
+    The far tail is cut off at e⁻⁴⁰ on CPUs, which are many times slower on subnormal numbers.
 
     >>> softplus(torch.tensor([-1.0, 0.0, 1.0]), 100.0)
     tensor([0.0000, 0.0069, 1.0000])
     """
     y = z * sharpness
+    if y.is_cuda:
+        return F.softplus(y, beta=1, threshold=REACH) / sharpness
     return torch.where(y > -REACH, F.softplus(y, beta=1, threshold=REACH), 0.0) / sharpness
 
 

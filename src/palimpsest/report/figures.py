@@ -1,7 +1,5 @@
 """The figures of the report, one function each: from results to a drawing with its alternative text."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable
@@ -10,8 +8,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import Tensor
 
-from palimpsest.report.content import Variant
-from palimpsest.report.findings import counted
+from palimpsest.report.content import Variant, counted
 from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
@@ -20,8 +17,6 @@ BIN = 0.025  # of likeness
 PERCENT = 5  # of probability in a bin
 STYLES = ("first", "last")  # of two curves: dashed and solid; a single one is solid
 DOT = 2.6  # radius of an eigenvalue
-
-# --- the evidence --------------------------------------------------------------------------------
 
 
 def distribution(score: Score) -> Markup:
@@ -134,9 +129,6 @@ def improved(scores: list[Score]) -> int:
     return int((scores[1].likeness > scores[0].likeness).sum())
 
 
-# --- the runs ------------------------------------------------------------------------------------
-
-
 def loss_curves(variants: list[Variant]) -> Markup:
     """The unexplained share of the target, over time."""
     series = [[r for r in v.records if 0 < r["loss"] < math.inf] for v in variants]
@@ -180,9 +172,6 @@ def _curves(
             panel.dot(entry["step"], entry[key], f"end {style}")
     ends = [f"{v.name}: {number(s[-1][key], 2)}" for v, s in zip(variants, series, strict=True) if s]
     return panel.svg(f"{label[0].upper()}{label[1:]} over steps. At the end, {', '.join(ends)}.")
-
-
-# --- the splits ----------------------------------------------------------------------------------
 
 
 def eigenvalues(rounds: list[dict[str, Any]]) -> Markup | None:

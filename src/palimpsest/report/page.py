@@ -1,7 +1,5 @@
 """The report: one HTML file that needs no network, no script and no other file."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +7,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from palimpsest.report import figures, findings, pictures, words
-from palimpsest.report.content import Content
+from palimpsest.report import figures, pictures, words
+from palimpsest.report.content import Content, comparison, counted
 from palimpsest.scoring import Outcome
 
 CELL, FRAME = 50, 75  # approximate width of a picture on the page and in a trajectory, in pixels
@@ -34,15 +32,7 @@ ENVIRONMENT.tests["nested"] = lambda value: isinstance(value, Mapping) and bool(
 
 
 def render(content: Content) -> str:
-    """The whole page as text.
-
-    >>> import torch
-    >>> from palimpsest.report import Variant
-    >>> images = torch.rand(3, 1, 8, 8)
-    >>> page = render(Content("A model", [Variant("", images, torch.arange(3), -torch.ones(3).long(), [])]))
-    >>> "No verdict" in page
-    True
-    """
+    """The whole page as text."""
     judged = content.judged
     width, score = judged.images.shape[-1], judged.score
     count = f"{len(judged.images)} candidates were reconstructed"
@@ -58,7 +48,7 @@ def render(content: Content) -> str:
         trajectories=pictures.trajectories(content),
         frame_steps=pictures.frame_steps(content),
         splits=content.variants[-1].splits,
-        comparison=findings.comparison(content.variants),
+        comparison=comparison(content.variants),
         settings=_settings(content),
         **_drawings(content),
     )
@@ -85,7 +75,7 @@ def _drawings(content: Content) -> dict[str, Markup | list[Markup] | int | None]
     curves = [figures.loss_curves(variants)] if all(v.records for v in variants) else []
     if score is not None and all(v.metrics for v in variants):
         curves.append(figures.metric_curves(variants, "ssim", "mean SSIM"))
-        curves.append(figures.metric_curves(variants, "recovered", f"images {findings.counted(score)}"))
+        curves.append(figures.metric_curves(variants, "recovered", f"images {counted(score)}"))
     return {
         "distribution": figures.distribution(score) if score and score.held_out else None,
         "scatter": figures.scatter([v.name for v in variants], scores) if two else None,

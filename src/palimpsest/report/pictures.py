@@ -1,7 +1,5 @@
 """Pictures for the page: candidates beside the training images, and their way from noise to image."""
 
-from __future__ import annotations
-
 import base64
 import io
 from dataclasses import dataclass
@@ -24,18 +22,13 @@ TRAJECTORIES = 4
 
 @dataclass(frozen=True)
 class Picture:
-    """An image, its alternative text, and the note below it.
-
-    Args:
-        mark: ``"recovered"`` if the verdict counts it, ``"flat"`` if a blurred copy is as good.
-        split: whether the candidate was split since the previous picture.
-    """
+    """An image, its alternative text, and the note below it."""
 
     source: str
     alt: str
     note: str = ""
-    mark: Literal["", "recovered", "flat"] = ""
-    split: bool = False
+    mark: Literal["", "recovered", "flat"] = ""  # counted by the verdict, or only as good as a blurred copy
+    split: bool = False  # whether the candidate was split since the previous picture
 
 
 @dataclass(frozen=True)
@@ -48,12 +41,7 @@ class Trajectory:
 
 
 def data_uri(image: Tensor) -> str:
-    """An image (C, H, W) in [0, 1] as a PNG inside an address; grey unless it has three channels.
-
-    >>> import torch
-    >>> data_uri(torch.zeros(1, 2, 2))[:22]
-    'data:image/png;base64,'
-    """
+    """An image (C, H, W) in [0, 1] as a PNG inside an address; grey unless it has three channels."""
     return "data:image/png;base64," + base64.b64encode(_png(image, largest=LARGEST)).decode()
 
 
@@ -103,9 +91,6 @@ def evenly(n: int, most: int) -> list[int]:
     return sorted({round(i * (n - 1) / max(1, min(n, most) - 1)) for i in range(min(n, most))})
 
 
-# --- the plate: all training images, each below its reconstructions ------------------------------
-
-
 def plate(content: Content) -> list[list[Picture | None]]:
     """A column per training image, best first: each variant's candidate, then the image itself."""
     truth, score = content.truth, content.judged.score
@@ -134,9 +119,6 @@ def _reconstruction(variant: Variant, i: int) -> Picture | None:
     if score.recovered[i]:
         return Picture(source, f"{alt}, recovered", note, "recovered")
     return Picture(source, alt, note) if score.shows_detail[i] else Picture(source, f"{alt}, a blur", note, "flat")
-
-
-# --- trajectories --------------------------------------------------------------------------------
 
 
 def trajectories(content: Content) -> list[Trajectory]:

@@ -1,7 +1,5 @@
 """A plotting area in scalable vector graphics. The style sheet sets colours and fonts, so figures follow the theme."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Rough lower bounds on the memory and disk that a job needs, to refuse a job that cannot fit."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -16,11 +14,7 @@ SNAPSHOTS = 30  # of the candidates, kept on their way
 
 
 def parameters(widths: Sequence[int]) -> int:
-    """Weights between layers of these widths, and a bias in the first.
-
-    >>> parameters((25, 10, 1))
-    270
-    """
+    """Weights between layers of these widths, and a bias in the first."""
     return sum(a * b for a, b in pairwise(widths)) + widths[1]
 
 

@@ -17,8 +17,6 @@ config.json holds the checksums of both weight files, and every other file that 
 config.json as its owner. So files of two trainings cannot be mistaken for those of one.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json
@@ -32,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from torch import Tensor
 
@@ -76,7 +74,7 @@ class RunFolder:
     # --- opening ------------------------------------------------------------------------------------
 
     @contextmanager
-    def locked(self, *, create: bool = False) -> Iterator[RunFolder]:
+    def locked(self, *, create: bool = False) -> Iterator[Self]:
         """Hold the folder for this process alone; a second process is refused.
 
         A folder that was made for a job is removed if the job fails and leaves nothing to keep.

@@ -3,8 +3,6 @@
 Events go through Python's logging under the name ``palimpsest``. Without a handler the library is silent.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import sys

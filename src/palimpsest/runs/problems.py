@@ -1,7 +1,5 @@
 """The one place that turns options into an objective and the space of its images."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """The second job: reconstruct images from the weights in a run folder, without and with splitting."""
 
-from __future__ import annotations
-
 import json
 import math
 import time

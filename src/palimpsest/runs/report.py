@@ -1,7 +1,5 @@
 """The third job: compare the reconstructions with the training images. It is the only one that sees them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -61,9 +59,7 @@ def _comparable_variants(folder: RunFolder) -> dict[str, dict[str, Any]]:
         )
     ordered = {name: found[name] for name in VARIANTS if name in found}
     if not ordered:
-        raise RunFolderError(
-            f"{folder.path} does not hold a reconstruction; make one with `palimpsest reconstruct {folder.path}`"
-        )
+        raise RunFolderError(f"there is no reconstruction; make one with `palimpsest reconstruct {folder.path}`")
     if any(fields["settings"] != next(iter(ordered.values()))["settings"] for fields in ordered.values()):
         raise RunFolderError(f"the variants in {folder.path} have different settings; reconstruct both again")
     return ordered

@@ -111,11 +111,9 @@ class TrainedRun:
     training: TrainOptions
     trained: TrainingFacts
     network: NetworkShape
-    images: str
-    """Checksum of the images that were trained on and held out."""
+    images: str  # checksum of the images that were trained on and held out
     versions: dict[str, str]
-    weights: dict[str, str]
-    """Checksums of the weight files."""
+    weights: dict[str, str]  # checksums of the weight files
 
     @classmethod
     def read(cls, folder: RunFolder) -> TrainedRun:

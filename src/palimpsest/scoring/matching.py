@@ -4,8 +4,6 @@ Every rule reads a matrix of similarities ``(images, candidates)``. It does not 
 compete for candidates in one pool. A verdict always uses the nearest candidate; the other rules are for scores.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

@@ -9,8 +9,6 @@ cast and contrast. For a mean m of n training images x_i − m = (1 − 1/n)(x_i
 image is centred by other images only, exactly as a held-out image is.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -183,9 +181,7 @@ def check_apart(images: Tensor, held_out: Tensor) -> None:
     trained = {image.cpu().numpy().tobytes(): i for i, image in enumerate(images)}
     for j, image in enumerate(held_out.to(images)):
         if (i := trained.get(image.cpu().numpy().tobytes())) is not None:
-            raise InvalidInputError(
-                f"held-out image {j + 1} is also training image {i + 1}; hold out images that were not trained on"
-            )
+            raise InvalidInputError(f"held-out image {j + 1} is also training image {i + 1}; hold out other images")
 
 
 def _measure(images: Tensor, matched: Tensor, value_range: tuple[float, float]) -> dict[str, Tensor]:

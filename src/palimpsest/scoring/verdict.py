@@ -17,8 +17,6 @@ Images drawn in fixed numbers of each class are exchangeable only within a class
 hold approximately if members and held-out images have the same proportions of classes.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -92,9 +90,7 @@ def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks:
         against held-out images: 0.96 (0.81 to 0.99).'
     """
     if not 0.5 <= confidence < 1 or looks < 1:
-        raise InvalidInputError(
-            f"confidence is {confidence} and looks {looks}; give a confidence from 0.5 up to 1 and at least one look"
-        )
+        raise InvalidInputError(f"confidence is {confidence}, looks {looks}; give 0.5 ≤ confidence < 1 and looks ≥ 1")
     x, y = (scores.detach().cpu().double().numpy() for scores in (members, held_out))
     n, m, half = len(x), len(y), (1 - confidence) / (2 * looks)
     if m == 0:

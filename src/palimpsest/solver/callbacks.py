@@ -1,7 +1,5 @@
 """Callbacks: progress bars, checkpoints, TensorBoard, and those that users write."""
 
-from __future__ import annotations
-
 import sys
 import time
 from functools import partial

@@ -3,8 +3,6 @@
 The type hints here say what a history may hold; `palimpsest.files.schema` checks it against them.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Annotated, TypedDict

@@ -1,7 +1,5 @@
 """Hashes of values, the same in every process."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import inspect

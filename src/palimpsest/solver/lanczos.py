@@ -1,7 +1,5 @@
 """Batched Lanczos: the smallest eigenvalue of many symmetric operators at once."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import NamedTuple
@@ -37,10 +35,6 @@ def smallest_eigenpairs(
         like: a tensor of that shape.
         basis: the most directions to keep in memory, at least 2; by default all of them. A longer sequence starts again
             from the best vector so far, so it needs more iterations for the same accuracy.
-
-    >>> A = torch.diag(torch.tensor([3.0, -1.0, 2.0], dtype=torch.float64))
-    >>> smallest_eigenpairs(lambda v: v @ A, torch.zeros(1, 3, dtype=torch.float64)).values.round(decimals=9)
-    tensor([-1.], dtype=torch.float64)
     """
     k, dimension = len(like), like[0].numel()
     basis = dimension if basis is None else min(basis, dimension)

@@ -1,7 +1,5 @@
 """Algorithm 1, over one explicit state: descend (Phase I), split (Phase II, see `rounds`), descend again."""
 
-from __future__ import annotations
-
 import math
 import weakref
 from collections.abc import Sequence
@@ -65,8 +63,6 @@ class Solver:
             "watched step": partial(Solver._advance, itself, watch=True),
         }
         self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
-
-    # --- the explicit state machine --------------------------------------------------------------
 
     def init(self) -> State:
         """Fresh candidates: pixels and multipliers are random, labels are balanced."""
@@ -150,8 +146,6 @@ class Solver:
         own = self.schedule.own_sharpness
         return digest([self.settings, self.space, own, *self._original.identity()]).hex()
 
-    # --- Phase I ---------------------------------------------------------------------------------
-
     def descend(self, state: State, steps: int) -> State:
         """Take this many gradient steps; the first is recorded if its number is a multiple of ``record_every``."""
         end = state.step + steps
@@ -178,23 +172,19 @@ class Solver:
         objective = self._at(now.sharpness)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         assert self._bound is not None
-        r, *gradients = objective.residual_and_gradients(self._bound, x, λ, tensors.get("labels"))
+        e, *halves = objective.error_and_half_gradients(self._bound, x, λ, tensors.get("labels"))
         watched = None
         if watch:
             penalty = now.prior_strength * self.prior.value(self.space.images(x), λ / unit)
-            loss = objective.norm_squared(r) / self.T2
+            loss = objective.norm_squared(e) / self.T2
             penalty = penalty * (self.loss_unit / self.T2)
-            watched = {"loss": loss, "penalty": penalty, "gradient": gradients[0].norm()}
+            watched = {"loss": loss, "penalty": penalty, "gradient": 2 * halves[0].norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
-        step = (self.settings.optimiser, self.space.unit, *self._of_multipliers, x, λ, unit)
-        _update(*step, gradients, self.loss_unit, penalties, moments_of(tensors), now)
-        return watched
-
-    @property
-    def _of_multipliers(self) -> tuple[float, float, bool]:
-        """The meaning of a multiplier's unit, its rate relative to the images', and whether it may be negative."""
         raw, rate = self.settings.units, self.settings.optimiser.learning_rate
-        return (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
+        of_λ = (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
+        step = (self.settings.optimiser, self.space.unit, *of_λ, x, λ, unit)
+        _update(*step, halves, self.loss_unit, penalties, moments_of(tensors), now)
+        return watched
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device only here."""
@@ -246,7 +236,7 @@ def _update(
     x: Tensor,
     λ: Tensor,
     unit: Tensor,
-    gradients: Sequence[Tensor],
+    halves: Sequence[Tensor],
     loss_unit: Tensor,
     penalties: tuple[Tensor, Tensor],
     moments: dict[str, Moments],
@@ -255,13 +245,14 @@ def _update(
     """Move candidates and multipliers down the gradients of L / loss_unit and of the priors, in place.
 
     Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
-    unit times as much. The unit of a multiplier stands for ``per_unit``, one pixel's typical deviation.
+    unit times as much. The unit of a multiplier stands for ``per_unit``, one pixel's typical deviation. ``halves`` are
+    half of the gradients of L.
     """
-    for of, value, dL, penalty, scale, rate in (
-        ("x", x, gradients[0], penalties[0], x_unit, now.rate),
-        ("multipliers", λ, gradients[1], penalties[1], unit / per_unit, now.rate * relative_rate),
+    for of, value, half, penalty, scale, rate in (
+        ("x", x, halves[0], penalties[0], x_unit, now.rate),
+        ("multipliers", λ, halves[1], penalties[1], unit / per_unit, now.rate * relative_rate),
     ):
-        gradient = torch.addcmul(dL * (scale / loss_unit), penalty, now.prior_strength * scale)
+        gradient = torch.addcmul(half * (2 * scale / loss_unit), penalty, now.prior_strength * scale)
         optimiser.update_(value, gradient, moments[of], Pace(rate * scale, now.unbias))
     if not signed:
         λ.clamp_min_(0)

@@ -1,7 +1,5 @@
 """How many candidates fit into memory together."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

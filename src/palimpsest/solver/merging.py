@@ -82,7 +82,8 @@ def merge(
     """
     policy = policy or Merging()
     λ = multipliers.reshape(len(x), -1)
-    group = _groups(_copies(x, multipliers, labels, policy.alike))
+    copies = _copies(x, multipliers, labels, policy.alike)
+    group = torch.from_numpy(connected_components(copies.cpu().numpy())[1]).long().to(x.device)  # copies of copies, too
     member = torch.nn.functional.one_hot(group).to(x).T  # (groups, k)
     weight = member * λ.norm(dim=1).clamp_min(torch.finfo(x.dtype).tiny)
     mean = (weight / weight.sum(1, keepdim=True)) @ x.flatten(1)
@@ -144,8 +145,3 @@ def _copies(x: Tensor, multipliers: Tensor, labels: Tensor | None, alike: float)
     distance = torch.cdist(flat, flat, compute_mode="donot_use_mm_for_euclid_dist").square()
     same = (λ @ λ.T >= 0) & (distance <= (1 - alike) * (square[:, None] + square))
     return same if labels is None else same & (labels[:, None] == labels)
-
-
-def _groups(copies: Tensor) -> Tensor:
-    """(k,) the number of each candidate's group; duplicates of duplicates are duplicates."""
-    return torch.from_numpy(connected_components(copies.cpu().numpy())[1]).long().to(copies.device)

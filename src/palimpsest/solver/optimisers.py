@@ -1,10 +1,8 @@
 """First-order updates with an explicit state, which can be saved, split and resumed."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -81,38 +79,6 @@ class Adam(Optimiser):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LazyAdam(Adam):
-    """Adam that leaves numbers alone whose gradient is exactly zero, with their memory (Loo et al. 2024).
-
-    Each number counts its own steps.
-
-    Examples:
-        >>> rule, x = LazyAdam(learning_rate=0.5), torch.ones(2)
-        >>> moments = rule.init(x)
-        >>> for step in (1, 2):
-        ...     rule.update_(x, torch.tensor([1.0, 0.0]), moments, rule.pace(step, 1.0))
-        >>> [round(value, 3) for value in x.tolist()], moments["count"]
-        ([0.0, 1.0], tensor([2., 0.]))
-    """
-
-    powers: ClassVar[dict[str, int]] = {"mean": 1, "square": 2, "count": 0}
-    ε: float = 1e-8
-
-    def pace(self, step: int, factor: float) -> Pace:
-        return Pace(factor * self.learning_rate)
-
-    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
-        mean, square, count = moments["mean"], moments["square"], moments["count"]
-        moves = gradient != 0
-        mean.copy_(torch.where(moves, self.β1 * mean + (1 - self.β1) * gradient, mean))
-        square.copy_(torch.where(moves, self.β2 * square + (1 - self.β2) * gradient * gradient, square))
-        count.add_(moves)
-        taken = count.clamp_min(1)  # a number that never moved has no mean to correct
-        m, v = mean / (1 - self.β1**taken), square / (1 - self.β2**taken)
-        parameter.sub_(torch.where(moves, pace.rate * m / (v.sqrt() + self.ε), 0.0))
-
-
-@dataclass(frozen=True, kw_only=True)
 class SGD(Optimiser):
     """Gradient descent with heavy-ball momentum.
 
@@ -130,3 +96,18 @@ class SGD(Optimiser):
 
     def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
         parameter.sub_(pace.rate * moments["velocity"].mul_(self.momentum).add_(gradient))
+
+
+@runtime_checkable
+class Units(Protocol):
+    """Start and steps in the raw numbers of a published recipe, whose loss has the mean (1/k) Σ_i λ_i f(x_i).
+
+    The learning rate acts on the gradient of L itself, not of L / ‖T‖², and penalties are added to L as they are.
+    Multipliers are not kept above zero.
+    """
+
+    pixels: float  # standard deviation of the initial pixels
+    multiplier_rate: float | None  # learning rate of the multipliers; None is that of the images
+
+    def draw(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Initial λ, in float64."""

@@ -24,9 +24,8 @@ from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
 from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage, require
 from palimpsest.solver.loop import Solver
 from palimpsest.solver.merging import Merging
-from palimpsest.solver.optimisers import Adam, Optimiser
+from palimpsest.solver.optimisers import Adam, Optimiser, Units
 from palimpsest.solver.priors import Box, Prior, TotalVariation
-from palimpsest.solver.raw import RawUnits, Sharpening
 from palimpsest.solver.settings import Settings
 from palimpsest.solver.splitting import Splitting
 from palimpsest.solver.state import Ending, State
@@ -211,12 +210,12 @@ def reconstruct(
     priors: Prior | Sequence[Prior] = (Box(), TotalVariation()),  # noqa: B008 (immutable)
     optimiser: Optimiser = Adam(),  # noqa: B008 (immutable)
     schedule: Literal["cosine", "constant"] = "cosine",
-    sharpness: tuple[float, float] | Sharpening | None = (10.0, 200.0),
+    sharpness: tuple[float, float] | Callable[[float], float] | None = (10.0, 200.0),
     prior_strength: tuple[float, float] = (1.0, 1.0),
     gradient_tolerance: float = 0.0,
     plateau: float = 0.0,
     record_every: int | None = None,
-    units: RawUnits | None = None,
+    units: Units | None = None,
     seed: int = 0,
     callbacks: Sequence[Callback] = (),
     checkpoint: Path | str | None = None,
@@ -237,18 +236,19 @@ def reconstruct(
         merging: which candidates are merged or dropped before each round of splitting. If it counts images, it also
             acts at the end. None keeps all candidates.
         priors: one `pal.priors.Prior` or several. ``()`` means none.
-        optimiser: `pal.optimisers.Adam`, `pal.optimisers.LazyAdam` or `pal.optimisers.SGD`.
+        optimiser: `pal.optimisers.Adam`, `pal.optimisers.SGD`, or your own `pal.optimisers.Optimiser`.
         schedule: ``"cosine"`` lets the learning rate fall to zero in each phase and restarts it after a split.
             ``"constant"`` keeps it, as the published methods do.
         sharpness: β of the smoothed ReLUs at the start and at the end of each phase. It changes geometrically. None
-            keeps the sharpness of the objective. A `pal.raw.Sharpening` is a published schedule.
+            keeps the sharpness of the objective. A function of the share of the phase that has passed gives
+            any other schedule.
         prior_strength: factors on the priors at the start and at the end of each phase. They change geometrically.
             Strong priors find the images, and weak priors leave them sharp.
         gradient_tolerance: a phase ends when ‖∇_x L‖ / ‖T‖² is at most this. Priors pull against this gradient, so
             with them it may never vanish.
         plateau: a phase ends when L with its priors fell by less than this share over the last ten records.
         record_every: the number of steps between two entries of the history. None records about 200 times.
-        units: `pal.raw.RawUnits` starts and steps in the raw numbers of a published recipe. None uses natural units,
+        units: `pal.optimisers.Units` start and step in the raw numbers of a published recipe. None uses natural units,
             which do not depend on the scale of the network.
         seed: seed of the initial candidates and of random directions.
         callbacks: objects that are called as the run progresses; see `pal.Callback`.

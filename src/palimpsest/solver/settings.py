@@ -1,9 +1,7 @@
 """The settings of a run, and the numbers that they schedule for each step."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal, NamedTuple
@@ -12,9 +10,8 @@ from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
 from palimpsest.solver.merging import Merging
-from palimpsest.solver.optimisers import Adam, Optimiser
+from palimpsest.solver.optimisers import Adam, Optimiser, Units
 from palimpsest.solver.priors import Box, Prior, TotalVariation
-from palimpsest.solver.raw import RawUnits, Sharpening
 from palimpsest.solver.splitting import Splitting
 from palimpsest.solver.state import State
 
@@ -30,12 +27,12 @@ class Settings:
     priors: Prior | Sequence[Prior] = (Box(), TotalVariation())
     optimiser: Optimiser = field(default_factory=Adam)
     schedule: Literal["cosine", "constant"] = "cosine"
-    sharpness: tuple[float, float] | Sharpening | None = (10.0, 200.0)
+    sharpness: tuple[float, float] | Callable[[float], float] | None = (10.0, 200.0)
     prior_strength: tuple[float, float] = (1.0, 1.0)
     gradient_tolerance: float = 0.0
     plateau: float = 0.0
     record_every: int | None = None
-    units: RawUnits | None = None
+    units: Units | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -43,7 +40,7 @@ class Settings:
         if not isinstance(several, Sequence) or not all(isinstance(prior, Prior) for prior in several):
             raise InvalidInputError("priors must be instances of pal.priors.Prior; write a subclass for your own")
         kinds: dict[str, tuple[type, ...]] = {"optimiser": (Optimiser,), "splitting": (Splitting, NoneType)}
-        kinds |= {"merging": (Merging, NoneType), "units": (RawUnits, NoneType)}
+        kinds |= {"merging": (Merging, NoneType), "units": (Units, NoneType)}
         for name, kind in kinds.items():
             if not isinstance(value := getattr(self, name), kind):
                 raise InvalidInputError(f"{name} is a {type(value).__name__}; give an instance of {kind[0].__name__}")
@@ -51,7 +48,8 @@ class Settings:
             if (count := getattr(self, name)) is not None and count < 1:
                 raise InvalidInputError(f"{name} is {count}; give at least 1")
         for name in ("sharpness", "prior_strength"):
-            if not isinstance(ends := getattr(self, name), Sharpening | None) and min(ends) <= 0:
+            ends = getattr(self, name)
+            if not (ends is None or callable(ends)) and min(ends) <= 0:
                 raise InvalidInputError(f"{name} is {ends}; give two positive numbers")
         if self.schedule not in ("cosine", "constant"):
             raise InvalidInputError(f"schedule is {self.schedule!r}; choose cosine or constant")
@@ -104,8 +102,8 @@ class Schedule:
     def sharpness(self, t: float) -> float | Tensor | None:
         """β_0 (β_1/β_0)^t, or by a schedule of its own."""
         given = self.settings.sharpness
-        if isinstance(given, Sharpening):
-            return given.at(t)
+        if callable(given):
+            return given(t)
         return self.own_sharpness if given is None else _geometric(*given, t)
 
     def at(self, state: State, step: int) -> Scheduled:

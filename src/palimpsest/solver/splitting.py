@@ -8,8 +8,6 @@ If λ_min(S(x_i)) < 0, a split along the eigenvector lowers L by ½η²|λ_min|,
 ∇²_x L = 2 JᵀJ + diag S(x_i), S ⪰ −ε for all candidates certifies ∇²_x L ⪰ −ε.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal

@@ -1,12 +1,10 @@
 """The whole state of a run. To load a saved state and go on gives the same result as not to stop."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import torch
 from torch import Tensor
@@ -72,7 +70,7 @@ class State:
         """The arguments of an objective."""
         return self.x, self.multipliers, self.labels
 
-    def inherited(self, parents: Tensor) -> State:
+    def inherited(self, parents: Tensor) -> Self:
         """The state with the numbers and the optimiser's memory of these candidates."""
         moments = {of: {name: t[parents] for name, t in m.items()} for of, m in self.moments.items()}
         return replace(self, ids=self.ids[parents], moments=moments)
@@ -91,7 +89,7 @@ class State:
         save_tensors(path, tensors, {"fingerprint": fingerprint} | {name: getattr(self, name) for name in names})
 
     @classmethod
-    def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> State:
+    def load(cls, path: Path | str, fingerprint: str, device: torch.device) -> Self:
         from palimpsest.files.schema import built
         from palimpsest.files.storage import load_tensors
 
@@ -104,7 +102,7 @@ class State:
             raise CheckpointError(f"{path} is damaged ({error}); delete it and start again") from error
 
     @classmethod
-    def _unpacked(cls, tensors: dict[str, Tensor], saved: SavedState, device: torch.device) -> State:
+    def _unpacked(cls, tensors: dict[str, Tensor], saved: SavedState, device: torch.device) -> Self:
         """The saved state; a KeyError, TypeError, ValueError or RuntimeError if the file does not hold one."""
         tensors = {name: t if name == "generator" else t.to(device) for name, t in tensors.items()}
         parts: dict[str, Any] = {"labels": None, "moments": moments_of(tensors)}
@@ -121,7 +119,7 @@ class State:
         require(self.phase_start <= self.step, "a phase that begins after the present step")
         torch.Generator().set_state(self.generator)
 
-    def continues(self, fresh: State) -> bool:
+    def continues(self, fresh: Self) -> bool:
         """Whether this may be a later state of a run that began with the fresh one: as many candidates, of one kind."""
         first, of_fresh = (int((state.lineage < 0).sum()) for state in (self, fresh))  # those that began the run
         return self._kinds() == fresh._kinds() and first == of_fresh

@@ -1,7 +1,5 @@
 """First- and second-order stationarity of the point at which a run ended."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from enum import StrEnum

@@ -10,8 +10,6 @@ decay shrinks U row by row, like one more weight for each unit whose input is al
 one more column of A. ‖θ‖ then stays the same.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Gradient descent with momentum, v ← μv − η∇F(θ), θ ← θ + v, and when it stops."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 

@@ -1,7 +1,5 @@
 """`pal.train` trains a network on its images, and says how converged it is."""
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Callable
@@ -188,9 +186,7 @@ def _check(loss: str, steps: int, rate: float | None, momentum: float, decay: fl
     if loss not in ("squared", "logistic", "cross_entropy"):
         raise InvalidInputError(f"loss is {loss!r}; choose 'squared', 'logistic' or 'cross_entropy'")
     if steps < 1 or not 0 <= momentum < 1 or not 0 <= decay < math.inf:
-        raise InvalidInputError(
-            "steps, momentum or weight_decay is out of range; give steps ≥ 1, 0 ≤ momentum < 1 and weight_decay ≥ 0"
-        )
+        raise InvalidInputError("training needs steps ≥ 1, 0 ≤ momentum < 1 and weight_decay ≥ 0")
     if rate is not None and not 0 < rate < math.inf:
         raise InvalidInputError(f"learning_rate is {rate}; give a positive number or leave it out")
     if tolerance is not None and not tolerance > 0:

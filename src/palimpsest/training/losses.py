@@ -1,7 +1,5 @@
 """Losses of the outputs Φ: F (without weight decay), log L, the gap, the least margin, and ∂F/∂Φ by hand."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """The function F that training minimises: its value, gradient and curvature at any θ."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -148,9 +146,7 @@ def _targets(labels: Tensor, outputs: Tensor, loss: LossName) -> Tensor:
             raise InvalidInputError("the labels do not fit a network with one output; give −1 and 1")
         return labels.to(outputs).reshape(n, 1)
     if loss == "logistic" or C == 1:
-        raise InvalidInputError(
-            f"{loss} loss does not fit {C} output(s); use logistic for 1 and cross_entropy for more"
-        )
+        raise InvalidInputError(f"{loss} loss does not fit {C} output(s); use logistic for 1, cross_entropy for more")
     if labels.dtype.is_floating_point or not bool(((labels >= 0) & (labels < C)).all()):
         raise InvalidInputError(f"the labels do not fit a network with {C} outputs; give integers from 0 to {C - 1}")
     return one_hot(labels.long(), C).to(outputs)

@@ -1,4 +1,4 @@
-"""Recipes that are stated in raw numbers, as those of the literature are.
+"""The raw numbers of published recipes: their units, the update rule and the schedule of β of Loo et al. (2024).
 
 The solver takes its steps in natural units, which makes a run blind to the scale of a network. A published recipe is
 not: its initial values, its rates and its penalties belong to the loss
@@ -11,12 +11,13 @@ with the mean over the k candidates in place of the sum. Our multipliers are λ_
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.solver.optimisers import Adam, Moments, Pace
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +68,7 @@ class Sharpening:
 
     Examples:
         >>> schedule = Sharpening(steps=80_000)
-        >>> schedule.at(0.0), schedule.at(0.25), schedule.at(1.0)
+        >>> schedule(0.0), schedule(0.25), schedule(1.0)
         (11.0, 20.0, 200.0)
     """
 
@@ -80,6 +81,38 @@ class Sharpening:
         if not (self.steps > 0 and self.offset >= 0 and self.decade > 0 and self.most > 0):
             raise InvalidInputError("sharpening needs steps, decade and most above 0, and an offset of at least 0")
 
-    def at(self, t: float) -> float:
+    def __call__(self, t: float) -> float:
         """β when the share t of a phase has passed."""
         return min(self.offset + 10 ** (t * self.steps / self.decade), self.most)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LazyAdam(Adam):
+    """Adam that leaves numbers alone whose gradient is exactly zero, with their memory (Loo et al. 2024).
+
+    Each number counts its own steps.
+
+    Examples:
+        >>> rule, x = LazyAdam(learning_rate=0.5), torch.ones(2)
+        >>> moments = rule.init(x)
+        >>> for step in (1, 2):
+        ...     rule.update_(x, torch.tensor([1.0, 0.0]), moments, rule.pace(step, 1.0))
+        >>> [round(value, 3) for value in x.tolist()], moments["count"]
+        ([0.0, 1.0], tensor([2., 0.]))
+    """
+
+    powers: ClassVar[dict[str, int]] = {"mean": 1, "square": 2, "count": 0}
+    ε: float = 1e-8
+
+    def pace(self, step: int, factor: float) -> Pace:
+        return Pace(factor * self.learning_rate)
+
+    def update_(self, parameter: Tensor, gradient: Tensor, moments: Moments, pace: Pace) -> None:
+        mean, square, count = moments["mean"], moments["square"], moments["count"]
+        moves = gradient != 0
+        mean.copy_(torch.where(moves, self.β1 * mean + (1 - self.β1) * gradient, mean))
+        square.copy_(torch.where(moves, self.β2 * square + (1 - self.β2) * gradient * gradient, square))
+        count.add_(moves)
+        taken = count.clamp_min(1)  # a number that never moved has no mean to correct
+        m, v = mean / (1 - self.β1**taken), square / (1 - self.β2**taken)
+        parameter.sub_(torch.where(moves, pace.rate * m / (v.sqrt() + self.ε), 0.0))

@@ -6,21 +6,23 @@ of the last steps, as long as the optimiser does not add weight decay to them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.methods.optimiser_states import match
+from palimpsest.methods.optimiser_states import OptimiserState, match
 from palimpsest.objectives.binding import matching
-
-KINDS = ("exp_avg", "momentum_buffer")  # of Adam and its relatives, and of SGD
-StateDict = Mapping[str, Any]
 
 
 def moments(
-    model: nn.Module, optimiser: StateDict, *, previous: StateDict | None = None, steps: int | None = None
+    model: nn.Module,
+    optimiser: Mapping[str, Any],
+    *,
+    previous: Mapping[str, Any] | None = None,
+    steps: int | None = None,
+    names: Sequence[str] | None = None,
 ) -> dict[str, Tensor]:
     """The first moment that an optimiser keeps of each parameter: Adam's ``exp_avg``, SGD's ``momentum_buffer``.
 
@@ -28,10 +30,10 @@ def moments(
 
     Args:
         model: the network whose parameters were trained.
-        optimiser: ``optimizer.state_dict()``. Its parameters may be in any number of groups, and some may be missing.
-            If they do not have names, order and shapes must leave no choice.
+        optimiser: ``optimizer.state_dict()``.
         previous: an earlier state of the same optimiser.
         steps: s. Adam's state counts its steps, so only SGD needs it.
+        names: the names of the parameters in the order of the optimiser. None finds them by their order and shapes.
 
     Examples:
         >>> import torch, palimpsest as pal
@@ -41,19 +43,24 @@ def moments(
         >>> rule.step()
         >>> objective = pal.Gradient(model, moments(model, rule.state_dict()))
     """
-    now = match(model, optimiser)
-    found = now.moment(*KINDS)
+    now = match(model, optimiser, names=names)
+    found = _first_moments(now)
     if not found:
         raise InvalidInputError("the optimiser does not keep a first moment; use Adam, or SGD with momentum")
     if previous is None:
         return found
-    before = match(model, previous)
-    earlier = matching(before.moment(*KINDS), found, "the moments of the earlier state")
-    ends = {name: (before.states[name].get("step"), now.states[name].get("step")) for name in found}
-    return {name: m - _kept(now.settings[name], *ends[name], steps) * earlier[name] for name, m in found.items()}
+    before = match(model, previous, names=names)
+    earlier = matching(_first_moments(before), found, "the moments of the earlier state")
+    return {name: m - _kept(name, now, before, steps) * earlier[name] for name, m in found.items()}
 
 
-def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: StateDict) -> dict[str, Tensor]:
+def undo_adam(
+    model: nn.Module,
+    initial: Mapping[str, Tensor],
+    optimiser: Mapping[str, Any],
+    *,
+    names: Sequence[str] | None = None,
+) -> dict[str, Tensor]:
     """Δθ ∘ (√v̂ + ε): the change of the weights, without the factors by which Adam scaled each gradient.
 
     v̂ is Adam's second moment at the end, without its bias. Adam's own factors changed during the training, so this is
@@ -63,7 +70,8 @@ def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: StateD
     Args:
         model: the trained network.
         initial: its weights before training, a state dict.
-        optimiser: ``optimizer.state_dict()`` at the end, as for `pal.moments`.
+        optimiser: ``optimizer.state_dict()`` at the end.
+        names: as for `pal.moments`.
 
     Examples:
         >>> import copy, torch, palimpsest as pal
@@ -73,26 +81,36 @@ def undo_adam(model: nn.Module, initial: Mapping[str, Tensor], optimiser: StateD
         >>> rule.step()
         >>> objective = pal.Gradient(model, undo_adam(model, initial, rule.state_dict()), tangent=initial)
     """
-    matched = match(model, optimiser)
-    second = matched.moment("exp_avg_sq")
-    if not second:
+    found = match(model, optimiser, names=names)
+    v = found.moment("exp_avg_sq")
+    if not v:
         raise InvalidInputError("the optimiser does not keep a second moment; use the state of Adam")
-    θ = {name: model.get_parameter(name).detach() for name in second}
+    θ = {name: model.get_parameter(name).detach() for name in v}
     θ_0 = matching(initial, θ)
 
     def divisor(name: str) -> Tensor:
-        settings, step = matched.settings[name], matched.states[name]["step"]
-        return (second[name] / (1 - settings["betas"][1] ** step)).sqrt() + settings["eps"]
+        settings, t = found.settings[name], found.states[name].get("step", 0.0)
+        β2, ε = settings.get("betas", (0.0, 0.0))[1], settings.get("eps", 0.0)
+        if t <= 0:
+            raise InvalidInputError(f"the optimiser's state of {name!r} does not count its steps; use Adam's")
+        return (v[name] / (1 - β2**t)).sqrt() + ε
 
     return {name: (θ[name] - θ_0[name]) * divisor(name).to(θ[name]) for name in θ}
 
 
-def _kept(settings: Mapping[str, Any], before: float | None, now: float | None, steps: int | None) -> float:
+def _first_moments(state: OptimiserState) -> dict[str, Tensor]:
+    """exp_avg of Adam and its relatives, momentum_buffer of SGD."""
+    return state.moment("momentum_buffer") | state.moment("exp_avg")
+
+
+def _kept(name: str, now: OptimiserState, before: OptimiserState, steps: int | None) -> float:
     """βˢ: the share of the earlier moment in the present one."""
-    if steps is None and (before is None or now is None):
+    counted = all("step" in state.states[name] for state in (before, now))
+    if steps is None and not counted:
         raise InvalidInputError("the optimiser does not count its steps; give steps, the number between the two states")
-    s = steps if before is None or now is None or steps is not None else int(now - before)
-    assert s is not None
+    s = now.states[name]["step"] - before.states[name]["step"] if steps is None else steps
     if s <= 0:
-        raise InvalidInputError(f"the earlier state is {-s} steps later; give the states in order")
-    return float(settings["betas"][0] if "betas" in settings else settings["momentum"]) ** s
+        raise InvalidInputError(f"the earlier state is {-s:g} steps later; give the states in order")
+    settings = now.settings[name]
+    β = settings["betas"][0] if "betas" in settings else settings.get("momentum", 0.0)
+    return float(β) ** s

@@ -10,14 +10,15 @@ margins shows whether it is a minimum.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from numbers import Integral
 
 import numpy as np
 import torch
 from scipy.optimize import minimize
 from torch import Tensor
 
+from margin_problem.checks import check_samples
 from palimpsest.errors import InvalidInputError
-from palimpsest.identifiability.inputs import check_degree, check_samples
 from palimpsest.networks import PolynomialNetwork
 
 
@@ -72,7 +73,8 @@ def max_margin(samples: Tensor, labels: Tensor, *, degree: int = 3, neurons: int
         >>> found.residual < 1e-12, found.is_minimum, len(found.network.a) <= int(found.active.sum())
         (True, True, True)
     """
-    check_degree(degree, least=1)
+    if not isinstance(degree, Integral) or degree < 1:
+        raise InvalidInputError(f"degree is {degree}; give a whole number, 1 or more")
     x, y = (torch.as_tensor(t).detach().double() for t in (samples, labels))
     if not y.abs().eq(1).all() or neurons < len(x):
         raise InvalidInputError("labels other than ±1, or fewer neurons than samples; change labels or neurons")

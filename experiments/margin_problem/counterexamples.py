@@ -17,11 +17,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from palimpsest.errors import InvalidInputError, NoCounterexampleError
-from palimpsest.identifiability.inputs import check_samples
+from margin_problem.checks import check_samples
+from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.networks import PolynomialNetwork
 
 System = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class NoCounterexampleError(PalimpsestError):
+    """No other dataset was found that gives the same weights. This does not prove that none exists."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def counterexample(
         NoCounterexampleError: if none was found. The data may or may not be determined.
 
     Examples:
-        >>> from palimpsest.identifiability import max_margin
+        >>> from margin_problem import max_margin
         >>> x, y = torch.eye(3, dtype=torch.float64), torch.tensor([1.0, -1.0, 1.0], dtype=torch.float64)
         >>> found = max_margin(x, y, neurons=8)
         >>> other = counterexample(found.network, x, found.multipliers * y)

@@ -12,8 +12,9 @@ from itertools import combinations
 import torch
 from torch import Tensor
 
-from palimpsest.identifiability.inputs import check_degree, check_samples
+from margin_problem.checks import check_samples
 from palimpsest.identifiability.polynomials import contract, power_sum
+from palimpsest.identifiability.problem import check_degree
 from palimpsest.networks import PolynomialNetwork
 
 
