@@ -332,7 +332,7 @@ class Objective(ABC):
 
     def differentiates_forwards(self, x: Tensor) -> bool:
         """Whether torch knows the forward derivative of every layer, and that derivative's own."""
-        return self._network.differentiates_forwards(self.tangents[0], self._images(x), self.sharpness)
+        return self._network.differentiates_forwards(self.tangents[0], self.target, self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
 
