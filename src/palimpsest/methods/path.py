@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import weighting
 from palimpsest.objectives.autograd import Parameters
-from palimpsest.objectives.base import Objective, Points, parameters_of
-from palimpsest.objectives.binding import matching
+from palimpsest.objectives.base import Objective, Points
+from palimpsest.objectives.binding import matching, parameters_of
 
 ONE = "give those of the start, of the end, and of any moments between them, in order"
 
