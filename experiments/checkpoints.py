@@ -19,7 +19,7 @@ import palimpsest as pal
 from palimpsest.runs.train import TrainOptions
 
 ROOT = Path(__file__).parents[1]
-SEEDS = range(50, 53)
+SEEDS = range(52, 55)
 CANDIDATES, STEPS = 80, 1500
 WAYS = {  # name: (segments, options of the method, whether to search the span)
     "first and last weights": (1, {}, False),

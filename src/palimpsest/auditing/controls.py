@@ -17,7 +17,7 @@ from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import TrainingDivergedError
 from palimpsest.files.weights import fit_into
-from palimpsest.objectives.base import parameters_of
+from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.training import Fit, LossName, train
 

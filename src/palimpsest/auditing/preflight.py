@@ -10,7 +10,7 @@ from torch import Tensor
 from palimpsest.auditing.options import Method
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
-from palimpsest.objectives.base import parameters_of
+from palimpsest.objectives.binding import parameters_of
 from palimpsest.objectives.weighting import bulk_variance
 from palimpsest.runs.journal import note
 from palimpsest.span import Span, first_dense_layer, span

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from palimpsest.methods.path import segment, strength
 from palimpsest.objectives import weighting
-from palimpsest.objectives.base import Objective, parameters_of
-from palimpsest.objectives.binding import matching
+from palimpsest.objectives.base import Objective
+from palimpsest.objectives.binding import matching, parameters_of
 
 
 class NTK(Objective):

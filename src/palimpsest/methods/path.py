@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import weighting
 from palimpsest.objectives.autograd import Parameters
-from palimpsest.objectives.base import Objective, Points, parameters_of
-from palimpsest.objectives.binding import matching
+from palimpsest.objectives.base import Objective, Points
+from palimpsest.objectives.binding import matching, parameters_of
 
 Checkpoints = Sequence[Mapping[str, Tensor]] | Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -65,13 +65,13 @@ class Network:
         with _FORWARD:
             return dense.recognise(self.module, images)
 
-    def differentiates_forwards(self, θ: Parameters, images: Tensor, β: Sharpness) -> bool:
+    def differentiates_forwards(self, θ: Parameters, names: Iterable[str], images: Tensor, β: Sharpness) -> bool:
         """Whether torch knows the forward derivative of every layer, and that derivative's own."""
         x = leaf(images)
         try:
             with torch.enable_grad(), forward_ad.dual_level():
-                duals = {name: forward_ad.make_dual(t, torch.ones_like(t)) for name, t in θ.items()}
-                along = forward_ad.unpack_dual(self(duals, x, β)).tangent
+                duals = {name: forward_ad.make_dual(θ[name], torch.ones_like(θ[name])) for name in names}
+                along = forward_ad.unpack_dual(self(θ | duals, x, β)).tangent
             if along is not None and along.requires_grad:
                 torch.autograd.grad(along.sum(), x)
         except (UnsupportedNetworkError, RuntimeError):  # one that runs backwards twice

@@ -36,18 +36,13 @@ from torch import Tensor, nn
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import autograd, binding, dense, reduced, weighting
 from palimpsest.objectives.autograd import Network, Operator, Parameters, Sharpness
-from palimpsest.objectives.binding import Bound
+from palimpsest.objectives.binding import Bound, parameters_of
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.objectives.segments import Segments
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 
 Layers = tuple[dense.Layer, ...] | None
 Points = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
-
-
-def parameters_of(model: nn.Module) -> Parameters:
-    """The trainable parameters by name. A frozen one was not trained, so it does not hold a trace of the data."""
-    return {name: θ.detach() for name, θ in model.named_parameters() if θ.requires_grad}
 
 
 class Objective(ABC):
@@ -249,7 +244,13 @@ class Objective(ABC):
         if layers is None:
             x, λ = autograd.leaf(x), autograd.leaf(multipliers)
             if self._bound is not None and self._bound.forwards:
-                return self._represent(x.detach(), λ.detach(), labels), partial(self._tangent_adjoint, x, λ, labels)
+
+                def adjoint(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+                    pairs = zip(self._nodes(λ), self.segments.divided(u), strict=True)
+                    nodes = [(θ, λ_s, u_j) for nodes, u_j in pairs for θ, λ_s in nodes]
+                    return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
+
+                return self._represent(x.detach(), λ.detach(), labels), adjoint
             v = self._represent(x, λ, labels)
             return {name: t.detach().clone() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
@@ -265,14 +266,6 @@ class Objective(ABC):
             return d_images if self._space is None else self._space.pulled_back(d_images), g.view_as(multipliers)
 
         return v, pulled_back
-
-    def _tangent_adjoint(
-        self, x: Tensor, λ: Tensor, labels: Tensor | None, u: Mapping[str, Tensor]
-    ) -> tuple[Tensor, ...]:
-        """The map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩) by differentiating forwards along u."""
-        parts = zip(self._nodes(λ), self.segments.divided(u), strict=True)
-        nodes = [(θ, λ_s, u_j) for nodes, u_j in parts for θ, λ_s in nodes]
-        return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
 
     def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v without a graph and without any check, added up over the chunks."""
@@ -332,7 +325,7 @@ class Objective(ABC):
 
     def differentiates_forwards(self, x: Tensor) -> bool:
         """Whether torch knows the forward derivative of every layer, and that derivative's own."""
-        return self._network.differentiates_forwards(self.tangents[0], self._images(x), self.sharpness)
+        return self._network.differentiates_forwards(self.tangents[0], self.target, self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
 
@@ -353,9 +346,7 @@ class Objective(ABC):
                 smaller = Network(network, exact_forward=self.exact_forward)
                 return self._changed(_network=smaller, _space=space, **parts)
         if self.whitening:
-            raise InvalidInputError(
-                "whitening needs trained dense layers and a subspace; give within=pal.span(…).subspace"
-            )
+            raise InvalidInputError("whitening needs dense layers and a subspace; give within=pal.span(…).subspace")
         return self._changed(_space=space)
 
     @torch.inference_mode(False)

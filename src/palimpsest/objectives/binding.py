@@ -111,6 +111,11 @@ def check_weights(
         raise UnsupportedNetworkError("", "is compiled TorchScript, which hides its layers; pass the Python module")
 
 
+def parameters_of(model: nn.Module) -> Parameters:
+    """The trainable parameters by name. A frozen one was not trained, so it does not hold a trace of the data."""
+    return {name: θ.detach() for name, θ in model.named_parameters() if θ.requires_grad}
+
+
 def matching(
     initial: Mapping[str, Tensor], final: Mapping[str, Tensor], called: str = "the initial weights"
 ) -> Parameters:
