@@ -29,7 +29,7 @@ from palimpsest.auditing.identity import claim
 from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
-from palimpsest.auditing.preflight import Preflight, check_method, check_start, preflight
+from palimpsest.auditing.preflight import Preflight, check_method, check_start, images_of_moment, preflight
 from palimpsest.auditing.ranking import rank
 from palimpsest.auditing.reading import posed, read_all
 from palimpsest.auditing.speed import measured_budget
@@ -158,7 +158,8 @@ def _both(case: Case, found: Preflight) -> Audit:
     folder = case.folder / "optimiser"
     folder.mkdir(exist_ok=True)
     note("reading the optimiser's state")
-    inner = replace(case, folder=folder, owner=digest(case.owner, "optimiser"))
+    options = replace(case.options, samples=images_of_moment(case.subject) or case.options.samples)
+    inner = replace(case, folder=folder, owner=digest(case.owner, "optimiser"), options=options)
     gradient = replace(found, method="gradient", why="the optimiser's state is known", segments=1)
     other = _reading(inner, gradient, looks=2)
     return replace(result, optimiser=other, verdict=combined(result.verdict, other.verdict))

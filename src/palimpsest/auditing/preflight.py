@@ -13,6 +13,7 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.objectives.weighting import bulk_variance
 from palimpsest.runs.journal import note
+from palimpsest.runs.problems import as_change
 from palimpsest.span import Span, first_dense_layer, span
 
 SIGMAS = 6.0  # standard errors from zero, beyond which a correlation is not chance
@@ -129,6 +130,14 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         why="chosen by the user" if method not in (None, fitting) else why,
         segments=len(subject.segments) if (method or fitting) == "path" else 1,
     )
+
+
+def images_of_moment(subject: Subject) -> int | None:
+    """The number of images behind the optimiser's moment, if the first layer shows it."""
+    names, moment = first_dense_layer(subject.model, subject.image_shape), subject.moment or {}
+    if not names or not set(names) <= set(moment):
+        return None
+    return span(subject.model, as_change(moment), image_shape=subject.image_shape).samples
 
 
 def _still(T: Tensor, segments: int) -> int:

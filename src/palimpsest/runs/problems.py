@@ -54,10 +54,12 @@ def problem(
     if method == "gradient" and gradient is None:
         raise InvalidInputError("the gradient method needs a gradient; give one, or the state of the optimiser")
     ends: Mapping[str, Tensor] | Checkpoints | None = checkpoints if method == "path" else initial
-    if method == "gradient" and gradient is not None:  # its rows span the images, as those of a change do
-        ends = [({name: torch.zeros_like(g) for name, g in gradient.items()}, gradient)]
+    if method == "gradient" and gradient is not None:
+        ends = as_change(gradient)
+    names = first_dense_layer(model, image_shape) if method in CHANGES else None
+    readable = names and (method != "gradient" or set(names) <= set(gradient or {}))  # a frozen layer has no gradient
     found = subspace = None
-    if ends is not None and (within == "span" or (method in CHANGES and first_dense_layer(model, image_shape))):
+    if ends is not None and (within == "span" or readable):
         found = span(model, ends, image_shape=image_shape)
         if found.subspace is None and within == "span":
             raise InvalidInputError(f"{found.reason}; leave out --within span")
@@ -78,6 +80,11 @@ def problem(
         made = NTK(model, found.shrunk(initial) if found else initial, at=at, weights=weights)
     made.whitening = _default(made, subspace, image_shape) if whitening is None else whitening
     return made, subspace
+
+
+def as_change(gradient: Mapping[str, Tensor]) -> Checkpoints:
+    """A gradient as the change on one segment from 0, for `pal.span`: its rows span the images, as those of Δθ do."""
+    return [({name: torch.zeros_like(g) for name, g in gradient.items()}, gradient)]
 
 
 def _default(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
