@@ -144,7 +144,8 @@ def test_controls_have_the_values_or_the_length_of_the_subject(method, training)
     public = controls.public_images(4, SHAPE, 1, seed=0)
     control = controls.trained_control(ours, plan, public, torch.device("cpu"))
     assert controls.way(control, ours, method) >= 0.9
-    assert all(torch.equal(a[name], b[name]) for (a, _), (b, _) in zip(control.segments, ours.segments, strict=True)
+    assert (method == "path") == bool(control.segments)
+    assert all(torch.equal(a[name], b[name]) for (a, _), (b, _) in zip(control.segments, ours.segments, strict=False)
                for name in a)  # fmt: skip
 
 

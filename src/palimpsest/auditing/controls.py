@@ -139,7 +139,7 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     each segment. Gradient needs one step: the gradient at the weights of the subject.
     """
     if plan.method == "gradient":
-        return replace(subject, moment=_gradient(subject, public, device))
+        return replace(subject, segments=(), moment=_gradient(subject, public, device))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(plan.seed)  # does not change CUDA's generators
         model = subject.fresh()
@@ -158,14 +158,14 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
         steps = max(1, plan.control_steps // len(subject.segments))
         fits = [moved_as_far(*segment, steps) for segment in subject.segments]
         ends = [(start, fit.model.state_dict()) for (start, _), fit in zip(subject.segments, fits, strict=True)]
-        return replace(subject, model=fits[-1].model, segments=tuple(ends))
+        return replace(subject, model=fits[-1].model, segments=tuple(ends), moment=None)
     if plan.method == "ntk" and subject.initial is not None:
         fit = moved_as_far(subject.initial, subject.model.state_dict(), plan.control_steps)
     else:
         loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
         model, steps = model.to(device), plan.control_steps
         fit = train(model, public.images, public.labels, loss=loss, steps=steps, weight_decay=decay)
-    return replace(subject, model=fit.model, initial=fit.initial)
+    return replace(subject, model=fit.model, initial=fit.initial, segments=(), moment=None)
 
 
 def _gradient(subject: Subject, public: PublicImages, device: torch.device) -> dict[str, Tensor]:
