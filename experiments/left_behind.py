@@ -1,0 +1,196 @@
+"""What each file that a training leaves behind gives away.
+
+Networks are trained by plain torch on 40 pictures, in mini-batches of 10, and read from their final weights, from the
+weights before training too, from checkpoints, and from the optimiser's state in the last checkpoint. Settings are the
+defaults of Palimpsest; nothing was chosen on these seeds.
+
+    python experiments/left_behind.py            writes docs/results/left-behind.json and the table of its page
+    python experiments/left_behind.py --small    a version of seconds, which writes nothing
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import tables
+import torch
+from provenance import made_by
+from torch import Tensor, nn
+
+import palimpsest as pal
+from palimpsest.datasets import DataSet
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "docs" / "results" / "left-behind.json", "what-not-to-publish.md"
+BATCH, PER_CLASS, GOOD = 10, 20, 0.6
+SEGMENTS = 3
+KNOWN = (
+    "final weights",
+    "and initial weights",
+    "and checkpoints",
+    "final weights and optimiser's state",
+    "and initial weights, Adam undone",
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A network and how it is trained."""
+
+    says: str
+    dense: bool
+    optimiser: str
+    rate: float
+    seeds: tuple[int, ...]
+
+
+KINDS = (
+    Kind("dense, SGD with momentum", True, "sgd", 5e-3, (60, 61, 62)),
+    Kind("dense, Adam", True, "adam", 2e-4, (60, 61, 62)),
+    Kind("convolutional, SGD with momentum", False, "sgd", 5e-4, (60,)),
+    Kind("convolutional, Adam", False, "adam", 2e-4, (60,)),
+)
+
+
+def network(kind: Kind, data: DataSet, width: int) -> nn.Module:
+    if kind.dense:
+        return pal.networks.MLP(data.image_shape, hidden=(width, width))
+    side = (data.image_shape[1] + 3) // 4  # after two strides of two
+    return nn.Sequential(
+        nn.Conv2d(data.image_shape[0], width // 16, 5, 2, 2), nn.ReLU(),
+        nn.Conv2d(width // 16, width // 8, 3, 2, 1), nn.ReLU(),
+        nn.Flatten(), nn.Linear(width // 8 * side**2, width), nn.ReLU(), nn.Linear(width, 1),
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Left:
+    """What a training left behind."""
+
+    model: nn.Module
+    checkpoints: list[dict[str, Tensor]]
+    optimiser: dict[str, Any]
+    last: Tensor  # rows of the last mini-batch
+
+
+def trained(kind: Kind, data: DataSet, seed: int, *, width: int, epochs: int) -> Left:
+    torch.manual_seed(seed)
+    model = network(kind, data, width)
+    x, y = data.centred(data.train.images), data.train.labels.float()
+    if kind.optimiser == "adam":
+        rule: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=kind.rate)
+    else:
+        rule = torch.optim.SGD(model.parameters(), lr=kind.rate, momentum=0.9)
+    states, rows = [copy.deepcopy(model.state_dict())], torch.arange(0)
+    for _ in range(epochs):
+        for rows in torch.randperm(len(x)).split(BATCH):
+            rule.zero_grad()
+            (model(x[rows]).flatten() - y[rows]).square().mean().backward()
+            rule.step()
+        states.append(copy.deepcopy(model.state_dict()))
+        if float((model(x).flatten() - y).detach().abs().max()) < 0.05:
+            break
+    return Left(model.eval(), equally_far(states), rule.state_dict(), rows)
+
+
+def equally_far(states: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """The first and the last of the states, and those between that divide the way into equal parts."""
+    moved = [sum(float((s[name] - t).square().sum()) for name, t in states[0].items()) ** 0.5 for s in states]
+    goals = [moved[-1] * j / SEGMENTS for j in range(1, SEGMENTS)]
+    chosen = sorted({min(range(1, len(states) - 1), key=lambda i: abs(moved[i] - goal)) for goal in goals})
+    return [states[0], *(states[i] for i in chosen), states[-1]]
+
+
+def objectives(kind: Kind, left: Left) -> dict[str, tuple[Any, Any]]:
+    """The objective for each kind of knowledge, and where to search."""
+    model, (first, *_, end) = left.model, left.checkpoints
+    span = pal.span(model, first).subspace if kind.dense else None
+    spans = pal.span(model, left.checkpoints).subspace if kind.dense else None
+    white = 0.5 if kind.dense else 0.0
+    found = {
+        KNOWN[0]: (pal.KKT(model, signed=True, weights="auto"), None),
+        KNOWN[1]: (pal.NTK(model, first, at=(0.15, 0.85), weights="auto", whitening=white if span else 0.0), span),
+        KNOWN[2]: (pal.Path(model, left.checkpoints, weights="auto", whitening=white if spans else 0.0), spans),
+    }
+    moment = pal.moments(model, left.optimiser)
+    batch = change_of(model, moment) if kind.dense else None
+    found[KNOWN[3]] = (pal.Gradient(model, moment, weights="auto", whitening=white if batch else 0.0), batch)
+    if kind.optimiser == "adam":
+        middle = {name: (first[name] + end[name]) / 2 for name in end}
+        undone = pal.undo_adam(model, first, left.optimiser)
+        found[KNOWN[4]] = (pal.Gradient(model, undone, tangent=middle, weights="auto"), None)
+    return found
+
+
+def change_of(model: nn.Module, moment: dict[str, Tensor]) -> Any:
+    """The span of the images behind a moment: that of a change of the weights by the moment, in any unit."""
+    size = sum(float(p.detach().square().sum()) for p in model.parameters()) ** 0.5
+    unit = size / sum(float(m.square().sum()) for m in moment.values()) ** 0.5
+    before = {name: p.detach().double() - unit * moment[name].double() for name, p in model.named_parameters()}
+    return pal.span(copy.deepcopy(model).double(), before).subspace
+
+
+def read(kind: Kind, seed: int, *, width: int, steps: int, epochs: int) -> dict[str, Any]:
+    data = pal.datasets.load("faces", per_class=PER_CLASS, seed=seed)
+    left = trained(kind, data, seed, width=width, epochs=epochs)
+    row: dict[str, Any] = {"network": kind.says, "seed": seed}
+    for name, (objective, within) in objectives(kind, left).items():
+        rec = pal.reconstruct(
+            objective, image_shape=data.image_shape, candidates=2 * len(data.train), steps=steps, within=within,
+            seed=seed, progress=False,
+        )  # fmt: skip
+        score = pal.score(rec, data.train.images, held_out=data.held_out.images, mean=data.mean)
+        assert score.held_out is not None
+        row[name] = {
+            "mean SSIM": round(float(score.ssim.mean()), 3),
+            "recovered": score.verdict.recovered,
+            "above": int((score.ssim > GOOD).sum()),
+            "above, held out": int((score.held_out.ssim > GOOD).sum()),
+            "above, last batch": int((score.ssim[left.last] > GOOD).sum()),
+        }
+        print(kind.says, seed, name, row[name], flush=True)
+    return row
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Recovered images for each kind of knowledge, means over seeds, and those of the last mini-batch."""
+    lines = []
+    for kind in KINDS:
+        of = [row for row in rows if row["network"] == kind.says]
+        cells: list[object] = [kind.says, len(of)]
+        for name in KNOWN:
+            known = [row[name] for row in of if name in row]
+            mean = (
+                {key: fmean(part[key] for part in known) for key in ("recovered", "above, last batch")} if known else {}
+            )
+            last = f"; last batch {mean['above, last batch']:.0f} of {BATCH}" if mean and name == KNOWN[3] else ""
+            cells.append(f"{mean['recovered']:.0f}{last}" if mean else "")
+        lines.append(cells)
+    return tables.markdown(["network", "seeds", *KNOWN], lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--page", action="store_true", help="write the table into its page, and end")
+    options = parser.parse_args()
+    if not options.page:
+        sizes = (
+            {"width": 32, "steps": 3, "epochs": 4} if options.small else {"width": 500, "steps": 1500, "epochs": 300}
+        )
+        rows = [read(kind, seed, **sizes) for kind in KINDS for seed in kind.seeds[: 1 if options.small else None]]
+        if options.small:
+            return
+        result = made_by("python experiments/left_behind.py") | {"rows": rows}
+        RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    tables.write(PAGE, table(json.loads(RESULTS.read_text(encoding="utf-8"))["rows"]))
+
+
+if __name__ == "__main__":
+    main()
