@@ -90,7 +90,7 @@ def run(case: Case) -> dict:
         final = {name: start[name] + _like(final[name] - start[name], generator) for name in final}
     if case.kind == "permuted":
         ours = subject(make, final, initial=start, image_shape=tuple(truth.images.shape[1:]))
-        final = controls.shuffled(ours, "ntk", seed=1000 + case.number).state_dict()
+        final = controls.shuffled(ours, "ntk", seed=1000 + case.number).model.state_dict()
     if case.kind == "other images":
         truth = truth_of(replace(case, number=500 + case.number))
     with tempfile.TemporaryDirectory() as folder:

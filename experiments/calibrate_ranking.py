@@ -146,7 +146,7 @@ def examined(model: Model, options: argparse.Namespace) -> dict:
     )  # fmt: skip
     method = "ntk" if model.loss == "squared" else "kkt"
     subject = Subject(fit.model, fit.initial, data.image_shape, 1, lambda: start)
-    trained = controls.shuffled(subject, method, seed=model.seed) if model.shuffled else fit.model
+    subject = controls.shuffled(subject, method, seed=model.seed) if model.shuffled else subject
     choices = plan.Plan(
         method=method, at=plan.NODES[options.tangents] if method == "ntk" else (), candidates=4 * model.per_class,
         steps=options.steps, restarts=options.restarts, total_variation=0.1, control_images=1, control_steps=1, seed=0,
@@ -154,7 +154,7 @@ def examined(model: Model, options: argparse.Namespace) -> dict:
     runs = []
     for number in range(options.restarts):
         rec = pal.reconstruct(
-            problem := reading.objective(trained, fit.initial, choices), image_shape=data.image_shape,
+            problem := reading.posed(subject, choices)[0], image_shape=data.image_shape,
             candidates=choices.candidates, steps=choices.steps, seed=1000 * model.seed + number, progress=False,
         )  # fmt: skip
         tensors, facts = reading.candidates(problem, rec.images, rec.multipliers, rec.labels)

@@ -71,7 +71,7 @@ def test_no_evidence_takes_a_control_that_is_as_hard(digits, tmp_path):
     """The same weights, their change permuted: nothing to read. What may be said of it depends on the control."""
     initial, final = trained(outsider.convolutional, digits)
     ours = subject(outsider.convolutional, final, initial=initial, image_shape=SHAPE)
-    empty = controls.shuffled(ours, "ntk", seed=9).state_dict()
+    empty = controls.shuffled(ours, "ntk", seed=9).model.state_dict()
 
     def audited(name, **options):
         given = {"initial": initial, "image_shape": SHAPE, "out": tmp_path / name} | QUICK | options

@@ -142,18 +142,18 @@ def test_a_control_moves_as_far_as_the_subject(factor):
             θ.copy_(ours.initial[name] + factor * (θ - ours.initial[name]))
     public = controls.public_images(8, SHAPE, 1, seed=0)
     made = plan.untimed_plan(preflight(ours), Options())
-    fit = controls.trained_control(ours, made, public, torch.device("cpu"))
-    way = controls.distance(fit.model, fit.initial) / controls.distance(ours.model, ours.initial)
+    control = controls.trained_control(ours, made, public, torch.device("cpu"))
+    way = controls.way(control, ours, "ntk")
     assert verdict.AS_FAR <= way <= 2
 
 
 def test_shuffling_keeps_values_and_loses_places():
     ours = fitted_mlp(steps=20)
-    lost = dict(controls.shuffled(ours, "ntk", seed=0).named_parameters())
+    lost = dict(controls.shuffled(ours, "ntk", seed=0).model.named_parameters())
     for name, θ in ours.model.named_parameters():
         learnt, disorder = θ - ours.initial[name], lost[name] - ours.initial[name]
         assert torch.allclose(learnt.flatten().sort().values, disorder.flatten().sort().values, atol=1e-6)
-    assert not torch.equal(ours.model.layers[0].weight, controls.shuffled(ours, "kkt", seed=0).layers[0].weight)
+    assert not torch.equal(ours.model.layers[0].weight, controls.shuffled(ours, "kkt", seed=0).model.layers[0].weight)
 
 
 @pytest.mark.parametrize(

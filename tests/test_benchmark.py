@@ -11,7 +11,7 @@ from palimpsest import bench as benchmark
 from palimpsest.bench import Effort, Shape, steps
 from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs.reconstruct import ReconstructOptions
+from palimpsest.runs.reconstruct import NODES, ReconstructOptions
 from palimpsest.runs.train import TrainOptions
 from palimpsest.solver import memory
 
@@ -44,7 +44,7 @@ def test_the_published_method_computes_the_same_gradients(monkeypatch):
 def test_a_cpu_times_the_problem_of_the_demo():
     options, shape = ReconstructOptions(), Shape.usual(CPU)
     objective, space = steps._problem(shape, CPU)
-    assert (shape.candidates, shape.nodes) == (options.candidates, len(options.at))
+    assert (shape.candidates, shape.nodes) == (options.candidates, len(NODES["ntk"]))
     assert shape.hidden == TrainOptions().hidden
     assert space.shape == (40,)  # images of the demo
     assert len(objective.within(space).tangents) == 2

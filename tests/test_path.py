@@ -225,6 +225,21 @@ def test_images_that_only_one_segment_saw_are_counted():
 # --- refusals ---------------------------------------------------------------------------------------
 
 
+def test_pairs_of_weights_state_the_segments_themselves():
+    networks = models()
+    chain = states(networks)
+    pairs = list(pairwise(chain))
+    by_chain, by_pairs = (pal.Path(networks[-1], given, weights="auto") for given in (chain, pairs))
+    assert all(torch.equal(T, by_pairs.target[name]) for name, T in by_chain.target.items())
+    assert by_chain.weights == by_pairs.weights
+    apart = pal.Path(networks[-1], pairs[:1] + pairs[2:])  # rounds need not follow each other
+    assert all(torch.equal(T, by_chain.target[name][[0, 2]]) for name, T in apart.target.items())
+    model, checkpoints, _ = trained()
+    one, other = pal.span(model, checkpoints), pal.span(model, list(pairwise(checkpoints)))
+    assert one.samples == other.samples
+    assert torch.equal(one.subspace.basis, other.subspace.basis)
+
+
 def test_checkpoints_that_cannot_be_used_are_refused():
     networks = models()
     first, second, third, last = states(networks)
@@ -233,9 +248,9 @@ def test_checkpoints_that_cannot_be_used_are_refused():
                   None, first, [first, {}, last], [first, None, last]):  # fmt: skip
         with pytest.raises(InvalidInputError):
             pal.Path(model, wrong)
-    with pytest.raises(InvalidInputError, match="2 and 3"):
+    with pytest.raises(InvalidInputError, match="segment 2"):
         pal.Path(model, [first, second, second, last])
-    with pytest.raises(InvalidInputError, match="checkpoint 2"):
+    with pytest.raises(InvalidInputError, match="segment 1"):
         pal.Path(model, [first, other, last])
     for options in ({"at": ()}, {"shrinkage": (1.0, 1.0)}, {"whitening": 2}, {"weights": {"no": 1.0}}):
         with pytest.raises(InvalidInputError):

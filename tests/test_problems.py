@@ -1,5 +1,6 @@
 """One vocabulary of methods for runs, audits and experiments."""
 
+import copy
 from typing import get_args
 
 import pytest
@@ -21,6 +22,18 @@ def fit():
     return pal.train(pal.networks.MLP(SHAPE, hidden=(20,)), images, labels, steps=50)
 
 
+def way(fit):
+    end = fit.model.state_dict()
+    return [fit.initial, {name: (t + end[name]) / 2 for name, t in fit.initial.items()}, end]
+
+
+def gradient(fit):
+    """The gradient of a batch of two images."""
+    model = copy.deepcopy(fit.model)
+    model(torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1))).sum().backward()
+    return {name: p.grad for name, p in model.named_parameters()}
+
+
 def test_every_loss_has_a_method():
     assert METHODS.keys() == set(get_args(LossName))
     assert set(METHODS.values()) <= set(get_args(Method))
@@ -33,10 +46,12 @@ def test_every_loss_has_a_method():
         ("kkt", lambda fit: pal.KKT(fit.model, initial=fit.initial, weights="auto")),
         ("kkt-signed", lambda fit: pal.KKT(fit.model, signed=True, initial=fit.initial, weights="auto")),
         ("multiclass", lambda fit: pal.MulticlassKKT(fit.model, initial=fit.initial, weights="auto")),
+        ("path", lambda fit: pal.Path(fit.model, way(fit), at=(0.2, 0.8), weights="auto")),
+        ("gradient", lambda fit: pal.Gradient(fit.model, gradient(fit), weights="auto")),
     ],
 )
 def test_options_give_the_same_objective_as_python(method, expected, fit):
-    made, space = problem(method, fit.model, fit.initial, at=(0.2, 0.8))
+    made, space = problem(method, fit.model, fit.initial, at=(0.2, 0.8), checkpoints=way(fit), gradient=gradient(fit))
     wanted = expected(fit)
     assert space is None
     assert (type(made), made.signed, made.weights) == (type(wanted), wanted.signed, wanted.weights)
@@ -50,6 +65,17 @@ def test_the_span_is_chosen_for_ntk_alone(fit):
     assert problem("ntk", fit.model, fit.initial, within="span", whitening=0.0)[0].whitening == 0
     assert problem("kkt", fit.model, fit.initial, within=None)[1] is None
     assert problem("kkt", fit.model, fit.initial, within="span")[1] is not None
+
+
+def test_a_gradient_and_a_path_are_searched_in_their_own_spans(fit):
+    made, space = problem("gradient", fit.model, gradient=gradient(fit), within=None)
+    assert made.whitening == WHITENING
+    assert len(space.basis) == 1  # the line through the two images of the batch
+    x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1))
+    flat = space.shaped(SHAPE).to(dtype=torch.float32)
+    torch.testing.assert_close(flat.images(flat.coordinates(x)), x, rtol=1e-3, atol=1e-3)
+    made, space = problem("path", fit.model, checkpoints=way(fit), within=None)
+    assert (made.whitening, len(space.basis)) == (WHITENING, 3)
 
 
 @pytest.mark.parametrize("within", ["everywhere", None])
@@ -81,6 +107,8 @@ OTHER = pal.networks.MLP((1, 4, 4), hidden=(20,)).state_dict()  # not the initia
         ({"method": "ntk", "whitening": 0.5}, "--whitening"),
         ({"method": "kkt", "within": "span", "whitening": 0.5}, "--whitening"),
         ({"method": "ntk", "initial": None}, "--initial"),
+        ({"method": "path"}, "--checkpoints"),
+        ({"method": "gradient"}, "optimiser"),
         ({"method": "kkt", "within": "span", "initial": None}, "--initial"),
         ({"method": "kkt", "within": "span", "initial": OTHER}, "--within"),
     ],

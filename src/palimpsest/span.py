@@ -15,12 +15,12 @@ import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError, NonFiniteError
+from palimpsest.methods.path import Checkpoints, segments_of
 from palimpsest.networks import PolynomialNetwork
 from palimpsest.objectives.spaces import Subspace
 
@@ -52,7 +52,7 @@ class Span:
 
 def span(
     model: nn.Module,
-    initial: Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]],
+    initial: Mapping[str, Tensor] | Checkpoints,
     *,
     image_shape: Sequence[int] | None = None,
 ) -> Span:
@@ -64,7 +64,7 @@ def span(
     Args:
         model: the trained network. Its first layer must be dense and see the whole image.
         initial: its weights before training, a state dict, or the checkpoints of `pal.Path`: a list of state dicts from
-            the first to the last weights. The space is then that of all segments together.
+            the first to the last weights, or of pairs. The space is then that of all segments together.
         image_shape: the shape of one image. Give it if the network takes images of several sizes, or no flat ones.
 
     Returns:
@@ -88,20 +88,18 @@ def span(
     names = first_dense_layer(model, image_shape)
     if names is None:
         raise InvalidInputError("no dense layer of the network sees whole images; if one does, give image_shape")
-    states = [initial, dict(model.named_parameters())] if isinstance(initial, Mapping) else list(initial)
-    if len(states) < 2:
-        raise InvalidInputError("there are fewer than two checkpoints; give the first, the last and those between them")
-    layers = [_matrix(state, names) for state in states]
-    rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(layers[-1].square().mean().sqrt())
-    if any(layer.shape != layers[-1].shape for layer in layers):
-        shapes = ", ".join(str(tuple(layer.shape)) for layer in layers)
-        raise InvalidInputError(f"the first layer has the shapes {shapes}; give the weights of one network")
+    states = [initial, dict(model.named_parameters())] if isinstance(initial, Mapping) else initial
+    layers = [(_matrix(start, names), _matrix(end, names)) for start, end in segments_of(states)]
+    rounding = torch.finfo(model.get_parameter(names[0]).dtype).eps * float(layers[-1][1].square().mean().sqrt())
+    if len(shapes := {tuple(layer.shape) for pair in layers for layer in pair}) > 1:
+        different = ", ".join(map(str, sorted(shapes)))
+        raise InvalidInputError(f"the first layer has the shapes {different}; give the weights of one network")
     has_bias = len(names) > 1
-    if has_bias and all(torch.equal(a[:, -1], b[:, -1]) for a, b in pairwise(layers)):  # a frozen bias holds no trace
-        layers, has_bias = [layer[:, :-1] for layer in layers], False
-    reading = _read(layers, [1.0] * (len(layers) - 1), has_bias, rounding)
-    if reading.samples is None and layers[0].any():  # perhaps the initial weights have decayed
-        decayed = _read(layers, [_shrinkage(b, a) for a, b in pairwise(layers)], has_bias, rounding)
+    if has_bias and all(torch.equal(a[:, -1], b[:, -1]) for a, b in layers):  # a frozen bias holds no trace
+        layers, has_bias = [(a[:, :-1], b[:, :-1]) for a, b in layers], False
+    reading = _read(layers, [1.0] * len(layers), has_bias, rounding)
+    if reading.samples is None and layers[0][0].any():  # perhaps the initial weights have decayed
+        decayed = _read(layers, [_shrinkage(b, a) for a, b in layers], has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
 
@@ -170,9 +168,9 @@ def _matrix(state: Mapping[str, Tensor], names: Sequence[str]) -> Tensor:
     return matrix
 
 
-def _read(layers: Sequence[Tensor], c: Sequence[float], has_bias: bool, rounding: float) -> Span:
-    """The reading of (W_1, b_1) at successive moments. The rows of W_1(j) − c_j W_1(j−1) span the images."""
-    change = torch.cat([b - c_j * a for c_j, (a, b) in zip(c, pairwise(layers), strict=True)])
+def _read(layers: Sequence[tuple[Tensor, Tensor]], c: Sequence[float], has_bias: bool, rounding: float) -> Span:
+    """The reading of (W_1, b_1) at both ends of each segment. The rows of W_1(j) − c_j W_1(j−1) span the images."""
+    change = torch.cat([b - c_j * a for c_j, (a, b) in zip(c, layers, strict=True)])
     varying = change[:, _varying(change, has_bias, rounding)]
     σ = torch.linalg.svdvals(varying)
     # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).

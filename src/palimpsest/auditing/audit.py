@@ -4,6 +4,7 @@ config.json              the identity of the audit; a folder refuses another one
 preflight.json           the facts that are known before the reconstruction                  preflight.py
 plan.json                every choice                                                        plan.py, speed.py
 floor.json               whether the method describes the training, if its images are given  floor.py
+optimiser/               the same files, for the optimiser's state alone
 runs/ROLE-N.safetensors  the reconstructions of the subject and of both controls             reading.py
 control.safetensors      the weights of the positive control                                 controls.py
 ranking.safetensors      the candidates, the likeliest first                                 agreement.py, ranking.py
@@ -22,21 +23,22 @@ from torch import Tensor
 
 from palimpsest.auditing.agreement import Run, agree
 from palimpsest.auditing.case import Case, Clock
-from palimpsest.auditing.controls import control_images, distance, positive_control
+from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
-from palimpsest.auditing.preflight import Preflight, check_method, check_start, preflight
+from palimpsest.auditing.preflight import Preflight, check_method, check_start, images_of_moment, preflight
 from palimpsest.auditing.ranking import rank
-from palimpsest.auditing.reading import objective, read_all
+from palimpsest.auditing.reading import posed, read_all
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Audit, Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import Audit, Evidence, PositiveControl, combined, judge
 from palimpsest.files.schema import Positive, check_options
+from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
@@ -58,6 +60,8 @@ def audit(
     network_args: Mapping[str, Any] | None = None,
     initial: Path | str | Mapping[str, Tensor] | None = None,
     truth: Truth | None = None,
+    checkpoints: Sources | InMemory | None = None,
+    updates: Sources | None = None,
     key: str | None = None,
     initial_key: str | None = None,
     device: torch.device | str = "cpu",
@@ -82,26 +86,31 @@ def audit(
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
             ``"path/to/file.py:function"``. It is called several times. ``lambda: model`` also works.
-        weights: the trained weights, a state dict or a file that holds one.
+        weights: the trained weights, a state dict or a file that holds one. If it is a training checkpoint with the
+            state of Adam, or of SGD with momentum, the audit also reads that state.
         image_shape: channels, height and width of the network's input.
         out: the run folder. If it holds this audit unfinished, the audit continues there.
         network_args: keyword arguments of that function, for example ``{"num_classes": 10}``.
         initial: the weights before training, if known. Far more can be read with them.
         truth: the training images, if you have them. Only the scores and the floor use them.
+        checkpoints: weights on the way, if known: files, folders or patterns, or state dicts in order.
+        updates: rounds of federated learning, to audit one client: files, folders or patterns with names such as
+            round-03-global.pt and round-03-client.pt. The audit then reads the client's changes.
         key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
             and single entries, are found without it.
         initial_key: the same for the file of the initial weights.
         device: where to compute.
         minutes: the time limit in minutes, kept to within a tenth.
-        method: ``"ntk"`` needs the initial weights, ``"kkt"`` (one output) and ``"multiclass"`` long training, and
-            ``"kkt-signed"`` weight decay.
+        method: ``"ntk"`` needs the initial weights, ``"path"`` checkpoints or updates, ``"gradient"`` the optimiser's
+            state, ``"kkt"`` (one output) and ``"multiclass"`` long training, and ``"kkt-signed"`` weight decay. None
+            chooses the best that the material allows, and reads the optimiser's state too.
         weight_decay: whether training used weight decay.
         samples: the number of training images, if known. The audit can often count them.
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
             if that number is unknown.
         steps: the number of gradient steps per restart.
         restarts: the number of independent restarts, at least two.
-        tangents: the number of tangent points of the NTK method. Two recover more, at twice the cost.
+        tangents: the number of tangent points of NTK, or of each segment of Path. Two recover more, at twice the cost.
         control_steps: the maximum number of training steps for the positive control.
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.
@@ -126,7 +135,7 @@ def audit(
     options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
-        initial_key=initial_key,
+        initial_key=initial_key, checkpoints=checkpoints, updates=updates,
     )  # fmt: skip
     check_start(examined)
     check_method(examined, method)
@@ -135,18 +144,35 @@ def audit(
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - RESERVE)
-        return _stages(Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock))
+        case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
+        found = _preflight(case)
+        case = replace(case, options=replace(options, samples=options.samples or found.samples))
+        result = _both(case, found) if method is None and examined.moment is not None else _reading(case, found)
+        _save(case, result)
+        return result
 
 
-def _stages(case: Case) -> Audit:
-    found = _preflight(case)
-    case = replace(case, options=replace(case.options, samples=case.options.samples or found.samples))
+def _both(case: Case, found: Preflight) -> Audit:
+    """Read the weights, and then the optimiser's state alone. Each may claim leakage, so each counts as one look."""
+    result = _reading(replace(case, share=0.5), found, looks=2)
+    folder = case.folder / "optimiser"
+    folder.mkdir(exist_ok=True)
+    note("reading the optimiser's state")
+    options = replace(case.options, samples=images_of_moment(case.subject) or case.options.samples)
+    inner = replace(case, folder=folder, owner=digest(case.owner, "optimiser"), options=options)
+    gradient = replace(found, method="gradient", why="the optimiser's state is known", segments=1)
+    other = _reading(inner, gradient, looks=2)
+    return replace(result, optimiser=other, verdict=combined(result.verdict, other.verdict))
+
+
+def _reading(case: Case, found: Preflight, *, looks: int = 1) -> Audit:
+    """All stages from the plan to the verdict, by one method."""
     plan = _plan(case, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
     runs, finished = read_all(case, plan)
     ranking = rank(agree(runs["subject"]))
-    scored = case.truth.score(ranking.images) if case.truth is not None and len(ranking) else None
+    scored = case.truth.score(ranking.images, looks=looks) if case.truth is not None and len(ranking) else None
     evidence = Evidence(
         ranking=ranking,
         negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
@@ -160,7 +186,7 @@ def _stages(case: Case) -> Audit:
         controls=case.options.controls,
         finished=finished,
     )
-    result = Audit(
+    return Audit(
         **vars(evidence),
         verdict=judge(evidence),
         preflight=found,
@@ -168,8 +194,6 @@ def _stages(case: Case) -> Audit:
         score=scored,
         report=case.folder / "report.html",
     )
-    _save(case, result)
-    return result
 
 
 def _preflight(case: Case) -> Preflight:
@@ -214,7 +238,7 @@ def _floor(case: Case, plan: Plan) -> float | None:
 
     def compute() -> Floor:
         note("testing the method on the given images")
-        problem = objective(case.subject.model, case.subject.initial, plan).to(case.device)
+        problem = posed(case.subject, plan)[0].to(case.device)
         return Floor(floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device)))
 
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
@@ -224,23 +248,29 @@ def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None
     """The positive control, ranked like the subject and compared with its public images."""
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
-    (model, initial), public = positive_control(case, plan), control_images(case, plan)
-    starts = (case.subject.initial, initial) if plan.method == "ntk" else (None, None)
+    control, public = positive_control(case, plan), control_images(case, plan)
     return PositiveControl(
         ranking=rank(agreed),
         comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
         images=plan.control_images,
         samples=case.options.samples,
-        way=distance(model, starts[1]) / max(distance(case.subject.model, starts[0]), 1e-300),
+        way=way(control, case.subject, plan.method),
     )
 
 
 def _save(case: Case, result: Audit) -> None:
-    tensors = {name: getattr(result.ranking, name) for name in ("images", "probability", "agreement")}
-    save_tensors(case.folder / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
-    control = None if result.positive is None else result.positive.comparison
-    verdicts = {"verdict": result.verdict, "positive": control, "score": result.comparison}
-    summary = {name: None if verdict is None else asdict(verdict) for name, verdict in verdicts.items()}
-    summary |= {name: getattr(result, name) for name in ("floor", "accuracy", "finished")}
+    for folder, read in ((case.folder, result), (case.folder / "optimiser", result.optimiser)):
+        if read is not None:
+            tensors = {name: getattr(read.ranking, name) for name in ("images", "probability", "agreement")}
+            save_tensors(folder / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
+    summary = _summary(result) | {"optimiser": None if result.optimiser is None else _summary(result.optimiser)}
     write_atomically(case.folder / "audit.json", (json.dumps(summary, indent=1) + "\n").encode())
     write_atomically(result.report, render_audit(result, case.truth, case.folder.name).encode())
+
+
+def _summary(result: Audit) -> dict[str, Any]:
+    """The result of one reading, as audit.json has it."""
+    control = None if result.positive is None else result.positive.comparison
+    verdicts = {"verdict": result.verdict, "positive": control, "score": result.comparison}
+    summary: dict[str, Any] = {name: None if verdict is None else asdict(verdict) for name, verdict in verdicts.items()}
+    return {"method": result.method} | summary | {n: getattr(result, n) for n in ("floor", "accuracy", "finished")}

@@ -49,3 +49,4 @@ class Case:
     truth: Truth | None
     device: torch.device
     clock: Clock
+    share: float = 1.0  # of the remaining time that a plan may use

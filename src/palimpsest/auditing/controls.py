@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -26,19 +26,31 @@ TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as th
 TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's distance: the upper limit, and the aim
 
 
-def shuffled(subject: Subject, method: str, *, seed: int) -> nn.Module:
+def shuffled(subject: Subject, method: str, *, seed: int) -> Subject:
     """The negative control: the network with the values of each change θ − θ_0 randomly permuted.
 
-    Where the initial weights are unknown, the values of θ itself are permuted.
+    Path permutes the change of each segment, and Gradient the moment. Where the initial weights are unknown, the values
+    of θ itself are permuted.
     """
     generator = torch.Generator().manual_seed(seed)
+
+    def permuted(T: Tensor) -> Tensor:
+        return T.flatten()[torch.randperm(T.numel(), generator=generator)].view_as(T)
+
+    if method == "gradient" and subject.moment is not None:
+        return replace(subject, moment={name: permuted(m) for name, m in subject.moment.items()})
+    trained = parameters_of(subject.model)
+    if method == "path":
+        changed = [{name: permuted(end[name] - start[name]) for name in trained} for start, end in subject.segments]
+        pairs = zip(subject.segments, changed, strict=True)
+        ends = [(start, {**end, **{name: start[name] + t for name, t in T.items()}}) for (start, end), T in pairs]
+        return replace(subject, segments=tuple(ends))
     model, initial = copy.deepcopy(subject.model), subject.initial if method == "ntk" else None
     with torch.no_grad():
         for name, θ in model.named_parameters():
             start = torch.zeros_like(θ) if initial is None else initial[name].to(θ)
-            change = (θ - start).flatten()
-            θ.copy_(start + change[torch.randperm(len(change), generator=generator)].view_as(θ))
-    return model
+            θ.copy_(start + permuted(θ - start))
+    return replace(subject, model=model)
 
 
 @dataclass(frozen=True)
@@ -70,11 +82,26 @@ def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     return sized.expand(-1, channels, -1, -1).contiguous()
 
 
-def distance(model: nn.Module, initial: Mapping[str, Tensor] | None) -> float:
+def distance(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> float:
     """How far training went: ‖θ − θ_0‖, or ‖θ‖ if the start is unknown."""
-    θ = parameters_of(model)
     start = {name: torch.zeros_like(t) if initial is None else initial[name].to(t) for name, t in θ.items()}
     return math.hypot(*(float((t - start[name]).double().norm()) for name, t in θ.items()))
+
+
+def way(control: Subject, subject: Subject, method: str) -> float:
+    """How far the control moved, relative to the subject, on the segment where it moved least. A gradient just is."""
+    if method == "gradient":
+        return 1.0
+    pairs = zip(_ends(control, method), _ends(subject, method), strict=True)
+    return min(distance(*its) / max(distance(*ours), 1e-300) for its, ours in pairs)
+
+
+def _ends(subject: Subject, method: str) -> list[tuple[Mapping[str, Tensor], Mapping[str, Tensor] | None]]:
+    """(θ_j, θ_{j−1}) of each segment that the method uses."""
+    θ = parameters_of(subject.model)
+    if method == "path":
+        return [({name: end[name] for name in θ}, start) for start, end in subject.segments]
+    return [(θ, subject.initial if method == "ntk" else None)]
 
 
 def control_images(case: Case, plan: Plan) -> PublicImages:
@@ -82,66 +109,95 @@ def control_images(case: Case, plan: Plan) -> PublicImages:
     return public_images(plan.control_images, case.subject.image_shape, case.subject.outputs, seed=plan.seed)
 
 
-def positive_control(case: Case, plan: Plan) -> tuple[nn.Module, dict[str, Tensor]]:
-    """The positive control and its initial weights, trained once and kept in the run folder."""
+def positive_control(case: Case, plan: Plan) -> Subject:
+    """The positive control, made once and kept in the run folder: a subject whose weights hold public images."""
 
     def compute() -> Contents:
         note("training the positive control")
-        fit = trained_control(case.subject, plan, control_images(case, plan), case.device)
-        parts = {"final": fit.model.state_dict(), "initial": fit.initial}
-        named = {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}
-        return named, {"summary": fit.summary}
+        made = trained_control(case.subject, plan, control_images(case, plan), case.device)
+        parts = {"final": made.model.state_dict(), "initial": made.initial or {}, "moment": made.moment or {}}
+        parts |= {f"end {j}": end for j, (_, end) in enumerate(made.segments)}
+        return {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}, {}
 
-    def parse(tensors: dict[str, Tensor], _: Any) -> tuple[nn.Module, dict[str, Tensor]]:
-        final, initial = (
-            {name.removeprefix(part): t for name, t in tensors.items() if name.startswith(part)}
-            for part in ("final/", "initial/")
-        )
+    def parse(tensors: dict[str, Tensor], _: Any) -> Subject:
+        def part(of: str) -> dict[str, Tensor]:
+            return {name.removeprefix(f"{of}/"): t for name, t in tensors.items() if name.startswith(f"{of}/")}
+
         model = case.subject.fresh()
-        fit_into(model, final)
-        return model, initial
+        fit_into(model, part("final"))
+        segments = tuple((start, part(f"end {j}")) for j, (start, _) in enumerate(case.subject.segments))
+        return replace(case.subject, model=model, initial=part("initial"), segments=segments, moment=part("moment"))
 
     return cached_tensors(case.folder / "control.safetensors", case.owner, compute, parse)
 
 
-def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Fit:
+def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Subject:
     """A network of the same kind, trained on public images.
 
     It has the start of the audited network, if that is known, and its normalisation, so that only the images differ.
-    From a known start it also moves as far, because a network that moved less is easier to read.
+    From a known start it also moves as far, because a network that moved less is easier to read. Path starts again at
+    each segment. Gradient needs one step: the gradient at the weights of the subject.
     """
+    if plan.method == "gradient":
+        return replace(subject, segments=(), moment=_gradient(subject, public, device))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(plan.seed)  # does not change CUDA's generators
         model = subject.fresh()
     every_name = model.named_parameters(remove_duplicate=False)  # a tied parameter has several names
     trainable = {name for name, parameter in every_name if parameter.requires_grad}
     statistics = {name: value for name, value in subject.model.state_dict().items() if name not in trainable}
-    start = {} if plan.method != "ntk" else dict(subject.initial or {})
-    model.load_state_dict(model.state_dict() | start | statistics)
-    model = model.to(device)
-    if plan.method == "ntk":
-        return _moved_as_far(model, subject, public, plan.control_steps)
-    loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
-    return train(model, public.images, public.labels, loss=loss, steps=plan.control_steps, weight_decay=decay)
+    model.load_state_dict(model.state_dict() | statistics)
+    y = public.labels if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
+
+    def moved_as_far(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int) -> Fit:
+        model.load_state_dict(model.state_dict() | dict(start) | statistics)
+        goal = distance({name: end[name] for name in parameters_of(model)}, start)
+        return _moved_as_far(model.to(device), goal, public.images, y.float(), steps)
+
+    if plan.method == "path":
+        steps = max(1, plan.control_steps // len(subject.segments))
+        fits = [moved_as_far(*segment, steps) for segment in subject.segments]
+        ends = [(start, fit.model.state_dict()) for (start, _), fit in zip(subject.segments, fits, strict=True)]
+        return replace(subject, model=fits[-1].model, segments=tuple(ends), moment=None)
+    if plan.method == "ntk" and subject.initial is not None:
+        fit = moved_as_far(subject.initial, subject.model.state_dict(), plan.control_steps)
+    else:
+        loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
+        model, steps = model.to(device), plan.control_steps
+        fit = train(model, public.images, public.labels, loss=loss, steps=steps, weight_decay=decay)
+    return replace(subject, model=fit.model, initial=fit.initial, segments=(), moment=None)
 
 
-def _moved_as_far(model: nn.Module, subject: Subject, public: PublicImages, steps: int) -> Fit:
-    """Fit the targets s·y, with s such that the network moves as far as the subject did.
+def _gradient(subject: Subject, public: PublicImages, device: torch.device) -> dict[str, Tensor]:
+    """The gradient of the squared loss on the public images, for the parameters of the subject's moment."""
+    model = copy.deepcopy(subject.model).to(device)
+    y = public.labels[:, None] if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
+    x = public.images.to(device)
+    loss = (model(x).reshape(len(x), -1) - y.to(x)).square().mean()
+    θ = {name: p for name, p in model.named_parameters() if name in (subject.moment or {}) and p.requires_grad}
+    gradients = torch.autograd.grad(loss, list(θ.values()), allow_unused=True, materialize_grads=True)
+    return {name: g.cpu() for name, g in zip(θ, gradients, strict=True)}
+
+
+def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int) -> Fit:
+    """Fit the targets Φ(x) + s·y, with s such that the network moves as far as the goal.
 
     The distance is about a power of s, so a few trainings find it. All of them together take at most ``steps``.
     """
-    goal, s, power = distance(subject.model, subject.initial), 1.0, 1.0
+    s, power = 1.0, 1.0
     fit, before = None, None
-    y = public.labels if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
+    with torch.no_grad():
+        Φ = model(images.to(next(model.parameters()))).reshape(len(images), -1).cpu()
+    Φ = Φ[:, 0] if y.ndim == 1 else Φ
     for _ in range(TRAININGS):
         try:
-            fit = train(model, public.images, s * y.float(), steps=steps, tolerance=0.01 * s)
+            fit = train(model, images, Φ + s * y, steps=steps, tolerance=0.01 * s)
         except TrainingDivergedError:
             if fit is None:
                 raise
             break
         steps -= int(fit.history[-1]["step"])
-        way = distance(fit.model, fit.initial)
+        way = distance(parameters_of(fit.model), fit.initial)
         if goal <= way <= TOO_FAR * goal or steps < 1 or way == 0:
             break
         if before is not None and way != before[1]:

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ def _code(network: str | Factory) -> dict[str, str | None]:
             source = inspect.getsource(network).encode()
         else:
             source = Path(place if place.endswith(".py") else inspect.getfile(sys.modules[place])).read_bytes()
-    except (OSError, TypeError, KeyError):  # made in a console, or compiled
+    except (OSError, TypeError, KeyError, SyntaxError, TokenError):  # made in a console or a page, or compiled
         return {"name": name, "sha256": None}
     return {"name": name, "sha256": hashlib.sha256(source).hexdigest()}
 
@@ -82,7 +83,9 @@ def _close(before: list[float], now: list[float]) -> bool:
 
 def _checksum(examined: Subject, truth: Truth | None) -> str:
     checksum = hashlib.sha256()
-    tensors = [*examined.model.state_dict().values(), *(examined.initial or {}).values()]
+    states = [examined.model.state_dict(), examined.initial, examined.moment]
+    states += [state for segment in examined.segments for state in segment]
+    tensors = [t for state in states for t in (state or {}).values()]
     if truth is not None:
         tensors += [truth.seen, truth.labels, *([] if truth.held_out is None else [truth.held_out])]
     for t in tensors:

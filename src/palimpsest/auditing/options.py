@@ -18,7 +18,8 @@ class Options:
     minutes: Minutes = 10.0
     """Time limit in minutes, kept to within a tenth."""
     method: Method | None = None
-    """ntk needs the initial weights, kkt (one output) and multiclass long training, kkt-signed weight decay."""
+    """ntk needs the initial weights, path checkpoints or updates, gradient the optimiser's state, kkt (one output) and
+    multiclass long training, kkt-signed weight decay. If omitted: the best that the material allows."""
     weight_decay: bool = False
     """Whether training used weight decay."""
     samples: Positive | None = None
@@ -30,7 +31,7 @@ class Options:
     restarts: Restarts | None = None
     """Number of independent restarts, at least two."""
     tangents: Literal[1, 2] | None = None
-    """Tangent points of the NTK method. Two recover more, at twice the cost."""
+    """Tangent points of ntk, and of each segment of path. Two recover more, at twice the cost."""
     control_steps: Positive | None = None
     """Maximum number of training steps for the positive control."""
     total_variation: Strength | None = None

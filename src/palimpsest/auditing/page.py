@@ -29,6 +29,7 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         audit=audit,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth),
+        optimiser_plate=[] if audit.optimiser is None else _plate(audit.optimiser, truth),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from palimpsest.auditing.options import Method, Options
 from palimpsest.auditing.preflight import Preflight
 
-NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of the NTK method
+NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of NTK, and of Path on each segment
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
 CONTROL_RUNS = 2  # of each control: agreement takes two
@@ -26,7 +26,7 @@ class Plan:
     """Every choice of an audit. A choice of the user replaces the one that the audit would make."""
 
     method: Method
-    at: tuple[float, ...]  # tangent points of the NTK method; empty for the others
+    at: tuple[float, ...]  # tangent points of NTK and Path; empty for the others
     candidates: int
     steps: int
     restarts: int
@@ -61,7 +61,7 @@ def untimed_plan(found: Preflight, options: Options) -> Plan:
     candidates = options.candidates or min(max(2 * likely, fewest), MOST_CANDIDATES)
     return Plan(
         method=found.method,
-        at=NODES[1] if found.method == "ntk" else (),
+        at=NODES[1] if found.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
         restarts=USUAL_RESTARTS,

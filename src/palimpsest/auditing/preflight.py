@@ -13,6 +13,7 @@ from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.objectives.weighting import bulk_variance
 from palimpsest.runs.journal import note
+from palimpsest.runs.problems import as_change
 from palimpsest.span import Span, first_dense_layer, span
 
 SIGMAS = 6.0  # standard errors from zero, beyond which a correlation is not chance
@@ -47,11 +48,13 @@ class Preflight:
     units: int
     method: Method
     why: str
+    segments: int = 1
+    """The number of segments of the training whose change the method uses. Each has as many equations."""
 
     @property
     def images_determined(self) -> int:
         """The number of images that the equations could determine, by count alone."""
-        return self.parameters // (self.pixels + 1)
+        return self.segments * self.parameters // (self.pixels + self.segments)
 
 
 def check_start(subject: Subject) -> None:
@@ -63,6 +66,11 @@ def check_start(subject: Subject) -> None:
 
 def check_method(subject: Subject, method: Method | None) -> None:
     """Refuse a method that cannot read this network."""
+    if method == "path" and not subject.segments:
+        raise InvalidInputError("the path method needs weights on the way; give --checkpoints or --updates")
+    if method == "gradient" and subject.moment is None:
+        remedy = "give a training checkpoint of Adam, or of SGD with momentum, as --weights"
+        raise InvalidInputError(f"the gradient method needs the optimiser's state; {remedy}")
     if method == "ntk" and subject.initial is None:
         raise InvalidInputError("the NTK method needs the weights before training; give them, or leave out the method")
     if method == "kkt" and subject.outputs != 1:
@@ -76,7 +84,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
 
     Args:
         subject: the network and its weights, from `pal.auditing.subject`.
-        method: ``"ntk"``, ``"kkt"``, ``"kkt-signed"`` or ``"multiclass"``. None chooses one.
+        method: as for `pal.audit`. None chooses one.
         weight_decay: whether training used weight decay.
 
     Examples:
@@ -92,14 +100,19 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
     θ = parameters_of(subject.model)
     if not θ:
         raise InvalidInputError("no parameter of the network is trainable; set requires_grad on the trained ones")
-    θ_0 = None if subject.initial is None else {name: subject.initial[name].to(t) for name, t in θ.items()}
-    correlation, related = (None, None) if θ_0 is None else _relation(θ, θ_0)
-    moved = None if θ_0 is None else _norm({name: θ[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
-    start = θ_0 if related and moved else None
-    T = θ if start is None else {name: θ[name] - start[name] for name in θ}
+    ends = [*subject.segments]
+    if not ends and subject.initial is not None:
+        ends = [(subject.initial, θ)]
+    pairs = [({name: a[name].to(t) for name, t in θ.items()}, {name: b[name] for name in θ}) for a, b in ends]
+    θ_0, θ_m = (pairs[0][0], pairs[-1][1]) if pairs else (None, θ)
+    correlation, related = (None, None) if θ_0 is None else _relation(θ_m, θ_0)
+    moved = None if θ_0 is None else _norm({name: θ_m[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
+    known_start = bool(related and moved)
+    changes = [{name: b[name] - a[name] for name in θ} for a, b in pairs] if known_start else [θ]
+    T = {name: torch.cat([change[name] for change in changes]) for name in θ}  # one below the other
     unusable = _unusable_start(related, moved)
-    first, span_found = _first_layer(subject, θ, known_start=start is not None)
-    fitting, why = _fitting_method(subject.outputs, unusable, weight_decay)
+    first, span_found = _first_layer(subject, θ, known_start=known_start)
+    fitting, why = _fitting_method(subject, unusable, weight_decay)
     return Preflight(
         parameters=sum(t.numel() for t in θ.values()),
         pixels=math.prod(subject.image_shape),
@@ -109,22 +122,39 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         moved=moved,
         samples=None if span_found is None else span_found.samples,
         span_reason=_span_reason(first, unusable, span_found),
-        bound=None if first is None else _bound(T[first], noisy=start is None),
-        beyond_noise=None if first is None or start is not None else _beyond_noise(θ[first]),
-        still_units=sum(int((t.flatten(1) == 0).all(1).sum()) for t in T.values() if t.ndim > 1),
+        bound=None if first is None else _bound(T[first], noisy=not known_start),
+        beyond_noise=None if first is None or known_start else _beyond_noise(θ[first]),
+        still_units=sum(_still(t, len(changes)) for t in T.values() if t.ndim > 1),
         units=sum(len(t) for t in θ.values() if t.ndim > 1),
         method=method or fitting,
         why="chosen by the user" if method not in (None, fitting) else why,
+        segments=len(subject.segments) if (method or fitting) == "path" else 1,
     )
 
 
-def _fitting_method(outputs: int, unusable: str, weight_decay: bool) -> tuple[Method, str]:
+def images_of_moment(subject: Subject) -> int | None:
+    """The number of images behind the optimiser's moment, if the first layer shows it."""
+    names, moment = first_dense_layer(subject.model, subject.image_shape), subject.moment or {}
+    if not names or not set(names) <= set(moment):
+        return None
+    return span(subject.model, as_change(moment), image_shape=subject.image_shape).samples
+
+
+def _still(T: Tensor, segments: int) -> int:
+    """The number of units that no segment changed."""
+    return int((T.view(segments, len(T) // segments, -1) == 0).all(2).all(0).sum())
+
+
+def _fitting_method(subject: Subject, unusable: str, weight_decay: bool) -> tuple[Method, str]:
     """The method that fits the known facts, and the reason."""
+    if not unusable and subject.segments:
+        count = f"the changes of {len(subject.segments)} segments of the training are known"
+        return "path", f"{count}, and each is a sum of gradients at the images"
     if not unusable:
         return "ntk", "the weights before training are known, and their change is a sum of gradients at the images"
     if weight_decay:
         return "kkt-signed", f"{unusable}, and weight decay makes the weights a sum of gradients at the images"
-    return "kkt" if outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
+    return "kkt" if subject.outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
 
 
 def _unusable_start(related: bool | None, moved: float | None) -> str:
@@ -161,9 +191,10 @@ def _first_layer(subject: Subject, θ: Mapping[str, Tensor], *, known_start: boo
     names = first_dense_layer(subject.model, subject.image_shape)
     if not names or names[0] not in θ:
         return None, None
-    if not known_start or subject.initial is None:
+    ends = subject.segments or subject.initial
+    if not known_start or ends is None:
         return names[0], None
-    return names[0], span(subject.model, subject.initial, image_shape=subject.image_shape)
+    return names[0], span(subject.model, ends, image_shape=subject.image_shape)
 
 
 def _span_reason(first: str | None, unusable: str, found: Span | None) -> str:

@@ -1,32 +1,45 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from palimpsest.auditing.agreement import Run
 from palimpsest.auditing.case import Case, OutOfTimeError
 from palimpsest.auditing.controls import positive_control, shuffled
 from palimpsest.auditing.plan import CONTROL_RUNS, Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
+from palimpsest.auditing.subject import Subject
 from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, TrainingDivergedError
 from palimpsest.files.storage import digest
 from palimpsest.objectives import Objective
+from palimpsest.objectives.spaces import Subspace
 from palimpsest.runs import problems
 from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
 from palimpsest.solver.priors import Box, TotalVariation
 from palimpsest.solver.reconstruction import reconstruct
+from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
-def objective(model: nn.Module, initial: Mapping[str, Tensor] | None, plan: Plan) -> Objective:
-    """The planned method on these weights, each layer's equations weighted by how far they can be trusted."""
-    at = plan.at[0] if len(plan.at) == 1 else plan.at
-    return problems.problem(plan.method, model, initial if plan.method == "ntk" else None, at=at)[0]
+def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
+    """The planned method on these weights, each layer's equations weighted by how far they can be trusted.
+
+    Path and Gradient search the span of the images, if the first layer shows it; None stands for all images.
+    """
+    initial, at = subject.initial if plan.method == "ntk" else None, plan.at[0] if len(plan.at) == 1 else plan.at
+    return problems.problem(
+        plan.method,
+        subject.model,
+        initial,
+        checkpoints=subject.segments or None,
+        gradient=subject.moment,
+        image_shape=subject.image_shape,
+        at=at or 0.5,
+        within=None if plan.method in ("path", "gradient") else "everywhere",
+    )
 
 
 def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
@@ -43,9 +56,7 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
                 note(f"out of time in {role} {number + 1}")
             finished = False
             if role == "subject" and len(runs[role]) < CONTROL_RUNS:
-                (state,) = stopped.args  # the reconstruction as far as it came
-                problem = _problem(case, plan, role)
-                run = Run.of(*candidates(problem, state.x, state.multipliers, state.labels))
+                run = _unfinished_run(case, plan, *stopped.args)
         except UNTRAINABLE as error:
             if role != "positive":
                 raise
@@ -68,11 +79,12 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
         if role != "subject":  # a report shows something of the subject even without time
             case.clock.check()
         note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else CONTROL_RUNS}")
-        problem, shape = _problem(case, plan, role), case.subject.image_shape
+        (problem, space), shape = _problem(case, plan, role), case.subject.image_shape
         try:
             rec = reconstruct(
                 problem,
                 image_shape=shape,
+                within=space,
                 candidates=plan.candidates,
                 steps=plan.steps,
                 priors=(Box(), TotalVariation(weight=plan.total_variation)),
@@ -90,14 +102,21 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     return run
 
 
-def _problem(case: Case, plan: Plan, role: str) -> Objective:
-    """The planned objective on the weights of a role."""
-    model, initial = case.subject.model, case.subject.initial
+def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
+    """The reconstruction of the subject that the clock stopped, as far as it came."""
+    problem, space = _problem(case, plan, "subject")
+    x, shape = state.x, case.subject.image_shape
+    images = x if space is None else space.shaped(shape).to(x.device, x.dtype).images(x)
+    return Run.of(*candidates(problem, images, state.multipliers, state.labels))
+
+
+def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
+    """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
+    problem, space = posed(positive_control(case, plan) if role == "positive" else case.subject, plan)
     if role == "negative":
-        model = shuffled(case.subject, plan.method, seed=plan.seed)
-    elif role == "positive":
-        model, initial = positive_control(case, plan)
-    return objective(model, initial, plan).to(case.device)
+        whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
+        problem.whitening = whitening
+    return problem.to(case.device), space
 
 
 def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Contents:

@@ -6,11 +6,11 @@ from contextlib import suppress
 from palimpsest.auditing.case import Case
 from palimpsest.auditing.controls import control_images
 from palimpsest.auditing.plan import MOST_STEPS, RECORD_EVERY, Budget, Plan
-from palimpsest.auditing.reading import objective
+from palimpsest.auditing.reading import posed
 from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Everywhere
+from palimpsest.objectives.spaces import Everywhere, Subspace
 from palimpsest.solver.loop import Solver
 from palimpsest.solver.settings import Settings
 from palimpsest.training import train
@@ -21,17 +21,20 @@ WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a proce
 
 def measured_budget(case: Case, plan: Plan) -> Budget:
     """The time that is left, and the speed of this machine."""
-    problem = objective(case.subject.model, case.subject.initial, plan).to(case.device)
-    rate = _reconstruction_rate(problem, case.subject.image_shape, plan.candidates)
+    problem, space = posed(case.subject, plan)
+    rate = _reconstruction_rate(problem.to(case.device), space, case.subject.image_shape, plan.candidates)
     training_rate = _training_rate(case, plan) if case.options.controls else 1.0
-    return Budget(max(1.0, case.clock.seconds_left), rate, training_rate)
+    return Budget(max(1.0, case.share * case.clock.seconds_left), rate, training_rate)
 
 
-def _reconstruction_rate(problem: Objective, image_shape: tuple[int, ...], candidates: int) -> float:
+def _reconstruction_rate(
+    problem: Objective, space: Subspace | None, image_shape: tuple[int, ...], candidates: int
+) -> float:
     """Steps of a reconstruction per second."""
     mode = Execution().resolved(problem.device, MOST_STEPS)  # that of the longest run in any plan
     settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
-    solver = Solver(problem, Everywhere(image_shape), settings, Execution(mode=mode))
+    searched = Everywhere(image_shape) if space is None else space.shaped(image_shape).to(problem.device, problem.dtype)
+    solver = Solver(problem, searched, settings, Execution(mode=mode))
     with solver.execution.matrix_precision(problem.device):
         state = solver.step(solver.init())  # the first steps also prepare the later ones
         began, first = time.monotonic(), state.step

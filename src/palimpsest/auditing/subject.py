@@ -10,8 +10,9 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -21,9 +22,13 @@ from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
 from palimpsest.files import weights
+from palimpsest.files.series import InMemory, Sources, series
+from palimpsest.files.updates import rounds
+from palimpsest.methods import moments
 from palimpsest.objectives import smoothing
 
 Factory = Callable[..., nn.Module]
+Weights = Mapping[str, Tensor]
 PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
 PROBES = 2  # images that a network is tried on
 
@@ -40,6 +45,10 @@ class Subject:
     """Makes another network of the same kind, newly initialised, for controls."""
     remarks: tuple[str, ...] = ()
     """Remarks on how the network and its weights were read."""
+    segments: tuple[tuple[Weights, Weights], ...] = ()
+    """The weights before and after each segment of the training, if some on the way are known."""
+    moment: Weights | None = None
+    """The first moment in the optimiser's state, if the file of the trained weights holds one."""
 
 
 def subject(
@@ -51,6 +60,8 @@ def subject(
     image_shape: Sequence[int],
     key: str | None = None,
     initial_key: str | None = None,
+    checkpoints: Sources | InMemory | None = None,
+    updates: Sources | None = None,
 ) -> Subject:
     """Load weights into the network that is to be audited.
 
@@ -64,6 +75,8 @@ def subject(
         image_shape: channels, height and width of the network's input.
         key: the entry of the file that holds the weights.
         initial_key: the same for the file of the initial weights.
+        checkpoints: weights on the way, as for `pal.audit`.
+        updates: rounds of federated learning, as for `pal.audit`.
 
     Examples:
         >>> from palimpsest.networks import MLP
@@ -78,26 +91,61 @@ def subject(
     shape = tuple(image_shape)
     make = factory(network) if isinstance(network, str) else network
     fresh = guarded(partial(make, **(network_args or {})), shape)
-    model, start = fresh(), None
-    θ, remark = _fitted(model, trained, key, "the trained weights")
-    remarks = [remark]
-    if initial is not None:
-        start, remark = _fitted(model, initial, initial_key, "the initial weights")
-        remarks.append(remark)
-    model.load_state_dict(θ)
+    model = fresh()
+    end = _fitted(model, trained, key, "the trained weights")
+    start = None if initial is None else _fitted(model, initial, initial_key, "the initial weights")
+    model.load_state_dict(end.tensors)
     with _refusing_failures(shape):
         smoothing.check(model, probe(shape), PROBE_SHARPNESS)
     outputs = math.prod(_outputs(model, shape).shape[1:])
-    return Subject(model, start, shape, outputs, fresh, tuple(remarks))
+    remarks = [f"the trained weights are those of {end}"]
+    remarks += [] if start is None else [f"the initial weights are those of {start}"]
+    segments, more = _segments(model, start, end, checkpoints, updates, key)
+    moment, about = _moment(model, end.optimiser)
+    first = segments[0][0] if checkpoints is not None and start is None else None if start is None else start.tensors
+    known = None if first is None else dict(first)
+    return Subject(model, known, shape, outputs, fresh, (*remarks, *more, *about), tuple(segments), moment)
 
 
-def _fitted(
-    model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str
-) -> tuple[dict[str, Tensor], str]:
-    """Weights for the network, apart from the caller's, and a remark that says which ones."""
+def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:
+    """Weights for the network, apart from the caller's."""
     found = weights.find(source, key)
     fitted = weights.fitted(model, found.tensors, what=f"{what} ({found.source})")
-    return {name: t.clone() for name, t in fitted.items()}, f"{what} are those of {found}"
+    return replace(found, tensors={name: t.clone() for name, t in fitted.items()})
+
+
+def _segments(
+    model: nn.Module,
+    start: weights.Found | None,
+    end: weights.Found,
+    checkpoints: Sources | InMemory | None,
+    updates: Sources | None,
+    key: str | None,
+) -> tuple[list[tuple[Weights, Weights]], list[str]]:
+    """(θ_{j−1}, θ_j) between checkpoints, or before and after the client's training in each round; and remarks."""
+    if checkpoints is not None and updates is not None:
+        raise InvalidInputError("there are checkpoints and updates; audit either --checkpoints or --updates")
+    if checkpoints is not None:
+        way = series(model, checkpoints, key=key, initial=start, trained=end)
+        remarks = [f"checkpoint {j} of {len(way)} is {found}" for j, found in enumerate(way, start=1)]
+        return list(pairwise(found.tensors for found in way)), remarks
+    every = [] if updates is None else rounds(model, updates, key=key)
+    remarks = [f"round {each.number} is {', '.join(each.sources)}" for each in every]
+    after = [{name: t + each.change.get(name, 0) for name, t in each.weights.items()} for each in every]
+    return [(each.weights, θ) for each, θ in zip(every, after, strict=True)], remarks
+
+
+def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None, list[str]]:
+    """The first moment that the optimiser kept, and a remark on it."""
+    if optimiser is None:
+        return None, []
+    try:
+        moment = moments(model, optimiser)
+    except InvalidInputError as error:
+        return None, [f"the optimiser's state is not read: {error}"]
+    if not any(bool(m.any()) for m in moment.values()):
+        return None, ["the optimiser's state is not read: its first moment is zero"]
+    return moment, ["the file of the trained weights holds the optimiser's state, which is read too"]
 
 
 # --- the author's code ---------------------------------------------------------------------------

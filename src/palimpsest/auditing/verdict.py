@@ -12,7 +12,7 @@ read.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
@@ -32,6 +32,7 @@ SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes lea
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
+WITHOUT_OPTIMISER = "Do not publish the optimiser's state."
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 
@@ -154,6 +155,7 @@ class Audit(Evidence):
         plan: every choice of this audit.
         score: the candidates scored against the training images, if these were given.
         report: the path of the report.
+        optimiser: the same for the optimiser's state alone, if the file of the weights holds one.
     """
 
     verdict: AuditVerdict
@@ -161,6 +163,7 @@ class Audit(Evidence):
     plan: Plan
     score: Score | None
     report: Path
+    optimiser: "Audit | None" = None
 
     @property
     def advice(self) -> str:
@@ -190,6 +193,16 @@ def judge(e: Evidence) -> AuditVerdict:
         unexplained=1 - e.ranking.explained,
         unexplained_by_chance=None if e.negative is None else 1 - e.negative.explained,
     )
+
+
+def combined(weights: AuditVerdict, optimiser: AuditVerdict) -> AuditVerdict:
+    """The headline of both readings: that of the weights, unless the optimiser's state is a greater worry."""
+    leaks, safe = optimiser.outcome is Outcome.LEAKAGE, weights.outcome is Outcome.NO_EVIDENCE
+    worse = leaks or (safe and optimiser.outcome is not Outcome.NO_EVIDENCE)
+    chosen = weights
+    if worse and weights.outcome is not Outcome.LEAKAGE:
+        chosen = replace(optimiser, sentence=f"The optimiser's state: {optimiser.sentence}")
+    return replace(chosen, advice=f"{WITHOUT_OPTIMISER} {weights.advice}".strip()) if leaks else chosen
 
 
 # --- the rules, in the order in which they apply -----------------------------------------------------------------
@@ -222,7 +235,7 @@ def _obstacles(e: Evidence) -> Reasons:
     if e.floor is not None and e.floor > DESCRIBED:
         unexplained = f"The training images leave {e.floor:.0%} of its target unexplained"
         advice = "Give the initial weights by --initial. Without them, only very long training can be read."
-        if e.method == "ntk":
+        if e.method in ("ntk", "path", "gradient"):
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield f"the method does not describe this training. {unexplained}", advice
     if e.negative is None:

@@ -36,6 +36,10 @@ class AuditCommand:
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
     """The weights before training, if known. They allow far better reconstructions."""
+    checkpoints: tuple[Path, ...] = ()
+    """Weights on the way, if known: files, folders, or patterns in quotes. They allow even better ones."""
+    updates: tuple[Path, ...] = ()
+    """Rounds of federated learning, to audit one client: round-03-global.pt, round-03-client.pt and so on."""
     key: str | None = None
     """Entry of --weights to read, such as ema. If omitted: state_dict, model_state_dict, model, or the only one."""
     initial_key: str | None = None
@@ -66,6 +70,8 @@ class AuditCommand:
                 out=self.out,
                 network_args=None if self.network_args is None else json_object(self.network_args, "--network-args"),
                 initial=self.initial,
+                checkpoints=self.checkpoints or None,
+                updates=self.updates or None,
                 key=self.key,
                 initial_key=self.initial_key,
                 truth=known,

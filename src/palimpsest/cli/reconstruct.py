@@ -23,6 +23,7 @@ class Reconstruct:
 
         palimpsest reconstruct runs/faces
         palimpsest reconstruct runs/mnist --method kkt --candidates 200 --splitting with
+        palimpsest reconstruct runs/faces --checkpoints runs/faces/checkpoints
     """
 
     folder: Annotated[Path, tyro.conf.Positional]

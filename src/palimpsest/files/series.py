@@ -11,10 +11,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -25,11 +26,12 @@ from palimpsest.files.formats import some
 from palimpsest.files.weights import COUNTERS, Found
 
 Sources = Path | str | Iterable[Path | str]
+InMemory = Sequence[Mapping[str, Tensor]]
 
 
 def series(
     model: nn.Module,
-    sources: Sources,
+    sources: Sources | InMemory,
     *,
     key: str | None = None,
     initial: Found | None = None,
@@ -39,7 +41,7 @@ def series(
 
     Args:
         model: the network. It does not change.
-        sources: files, folders or patterns.
+        sources: files, folders or patterns; or state dicts, in order.
         key: the entry of each file that holds the weights.
         initial: the weights before training, which come first.
         trained: the trained weights, which come last. Both may be in the series too.
@@ -52,8 +54,13 @@ def series(
         >>> [Path(found.source).name for found in series(model, folder)]
         ['8.pt', '9.pt', '10.pt']
     """
-    paths = gathered(sources)
-    middle = _in_order(paths, [_fitted(model, weights.find(path, key)) for path in paths])
+    if _in_memory(sources):
+        called = [f"checkpoint {j}" for j, _ in enumerate(sources, start=1)]
+        read = [replace(weights.find(state, key), source=name) for state, name in zip(sources, called, strict=True)]
+        middle = [_fitted(model, found) for found in read]
+    else:
+        paths = gathered(sources)  # type: ignore[arg-type]
+        middle = _in_order(paths, [_fitted(model, weights.find(path, key)) for path in paths])
     names = [name for name, _ in model.named_parameters()]
     ends = [None if end is None else _fitted(model, end) for end in (initial, trained)]
     for end, place in zip(ends, (0, -1), strict=True):
@@ -62,11 +69,15 @@ def series(
             ends[place] = same if end.optimiser is None else end
     found = [each for each in (ends[0], *middle, ends[1]) if each is not None]
     if len(found) < 2:
-        raise WeightsError(f"{some(map(str, paths))} is one checkpoint; give at least two, or the initial weights")
+        raise WeightsError(f"{found[0].source} is one checkpoint; give at least two, or the initial weights")
     for one, other in combinations(found, 2):
         if _equal(one, other, names):
             raise WeightsError(f"{one.source} and {other.source} hold equal weights; leave one of them out")
     return found
+
+
+def _in_memory(sources: Sources | InMemory) -> TypeGuard[InMemory]:
+    return isinstance(sources, list | tuple) and all(isinstance(each, Mapping) for each in sources)
 
 
 def gathered(sources: Sources) -> list[Path]:

@@ -126,7 +126,8 @@ def file_digest(path: Path | str) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _tensor_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
+def tensor_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:
+    """SHA-256 of tensors with their names, and of texts."""
     found = hashlib.sha256(json.dumps(texts).encode())
     for name, t in sorted(tensors.items()):
         found.update(json.dumps([name, str(t.dtype), list(t.shape)]).encode())
@@ -145,7 +146,7 @@ def packed(tensors: Mapping[str, Tensor], description: Mapping[str, Any], *, own
         name: t.clone() if owners[t.untyped_storage().data_ptr()] > 1 else t for name, t in contiguous.items()
     }
     text = json.dumps({"format": FORMAT, **description}, default=_plain)
-    checked = {"palimpsest": text, "owner": owner, "sha256": _tensor_digest(apart, text, owner)}
+    checked = {"palimpsest": text, "owner": owner, "sha256": tensor_digest(apart, text, owner)}
     return safetensors.torch.save(apart, metadata=checked)
 
 
@@ -193,7 +194,7 @@ def load_tensors(
         metadata = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
         description = parse_json(metadata["palimpsest"])
         found = metadata.get("owner", "")  # the first versions did not write owners and checksums
-        sound = metadata.get("sha256") == _tensor_digest(loaded, metadata["palimpsest"], found)
+        sound = metadata.get("sha256") == tensor_digest(loaded, metadata["palimpsest"], found)
         # Copied to memory of torch: on some CPUs tensors that are aligned differently round differently.
         tensors = {name: t.clone() for name, t in loaded.items()}
     except (OSError, safetensors.SafetensorError, KeyError, ValueError, TypeError, RuntimeError) as error:

@@ -30,7 +30,7 @@ class Found:
     remarks: tuple[str, ...] = ()
     """Conversions, and other entries that hold weights."""
     optimiser: Mapping | None = None
-    """The optimiser's state dict, for `optimiser_states.match`. None if there is none, or if there are several."""
+    """The optimiser's state dict, for `pal.moments`. None if there is none, or if there are several."""
     counters: dict[str, float] = field(default_factory=dict)
     """The numbers of steps and epochs, by the name of their entry."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from torch import Tensor, nn
 
@@ -12,7 +13,7 @@ from palimpsest.objectives.autograd import Parameters
 from palimpsest.objectives.base import Objective, Points
 from palimpsest.objectives.binding import matching, parameters_of
 
-ONE = "give those of the start, of the end, and of any moments between them, in order"
+Checkpoints = Sequence[Mapping[str, Tensor]] | Sequence[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]
 
 
 class Path(Objective):
@@ -33,7 +34,8 @@ class Path(Objective):
     Args:
         model: the trained network.
         checkpoints: state dicts in the order of the training. The first is the start, the last holds the weights of
-            the model. They are converted to its precision and device.
+            the model. They are converted to its precision and device. Pairs (θ_{j−1}, θ_j) state the segments
+            themselves, for example a client's weights before and after each round of federated learning.
         at: t from 0 to 1, the tangent point θ_j* = c_j θ_{j−1} + t T_j on each segment, or several. The multipliers
             have the shape (k, m). Several t add an axis of their number, and C > 1 outputs one of length C.
         shrinkage: c_j, the factor that weight decay left of the weights on each segment, or one for all:
@@ -54,7 +56,7 @@ class Path(Objective):
     def __init__(
         self,
         model: nn.Module,
-        checkpoints: Sequence[Mapping[str, Tensor]],
+        checkpoints: Checkpoints,
         *,
         at: float | Sequence[float] = 0.5,
         shrinkage: float | Sequence[float] = 1.0,
@@ -62,15 +64,15 @@ class Path(Objective):
         weights: weighting.Weights = None,
         whitening: float = 0.0,
     ) -> None:
-        states, others = _read(model, checkpoints)
-        m = len(states) - 1
+        ends, others = _read(model, checkpoints)
+        m = len(ends)
         c = [float(shrinkage)] * m if isinstance(shrinkage, int | float) else list(shrinkage)
         if len(c) != m:
             raise InvalidInputError(f"shrinkage holds {len(c)} numbers; give one for each of the {m} segments")
         targets, tangents = [], []
-        self.starts = [{name: c_j * t for name, t in θ.items()} for c_j, θ in zip(c, states[:-1], strict=True)]
-        for j, (start, end) in enumerate(zip(self.starts, states[1:], strict=True), start=1):
-            equal = f"checkpoints {j} and {j + 1} are equal; leave one of them out"
+        self.starts = [{name: c_j * t for name, t in start.items()} for c_j, (start, _) in zip(c, ends, strict=True)]
+        for j, (start, (_, end)) in enumerate(zip(self.starts, ends, strict=True)):
+            equal = f"the weights at both ends of segment {j + 1} are equal; leave one of them out"
             T, points = segment(start, end, at, equal=equal, others=others[j])
             targets.append(T)
             tangents.append(points)
@@ -109,18 +111,28 @@ def strength(whitening: float) -> float:
     return whitening
 
 
-def _read(model: nn.Module, checkpoints: Sequence[Mapping[str, Tensor]]) -> tuple[list[Parameters], list[Parameters]]:
-    """The trained parameters at each checkpoint, and its other tensors."""
-    if isinstance(checkpoints, Mapping) or not isinstance(checkpoints, Sequence) or len(checkpoints) < 2:
-        raise InvalidInputError(f"checkpoints is not a list of at least two state dicts; {ONE}")
+def segments_of(checkpoints: Checkpoints) -> list[tuple[Mapping[str, Tensor], Mapping[str, Tensor]]]:
+    """(θ_{j−1}, θ_j) of each segment."""
+    states = list(checkpoints) if isinstance(checkpoints, Sequence) else []
+    if states and all(isinstance(state, tuple) and len(state) == 2 for state in states):
+        return states  # type: ignore[return-value]
+    if len(states) < 2:
+        raise InvalidInputError("checkpoints is not a list of at least two state dicts; give those of the start, of "
+                                "the end, and of any moments between them, in order")  # fmt: skip
+    return list(pairwise(states))  # type: ignore[arg-type]
+
+
+def _read(model: nn.Module, checkpoints: Checkpoints) -> tuple[list[tuple[Parameters, Parameters]], list[Parameters]]:
+    """The trained parameters at both ends of each segment, and the other tensors at its end."""
     θ = parameters_of(model)
     rest = {name: t for name, t in model.state_dict().items() if name not in θ and t.is_floating_point()}
-    states, others = [], []
-    for j, state in enumerate(checkpoints, start=1):
-        called = f"the weights of checkpoint {j}"
-        states.append(matching(state, θ, called))
-        others.append(matching(state, {name: t for name, t in rest.items() if name in state}, called))
-    if different := [name for name in θ if not bool((states[-1][name] == θ[name]).all())]:
+    ends, others = [], []
+    for j, (start, end) in enumerate(segments_of(checkpoints), start=1):
+        called = f"the weights at the end of segment {j}"
+        ends.append((matching(start, θ, f"the weights at the start of segment {j}"), matching(end, θ, called)))
+        others.append(matching(end, {name: t for name, t in rest.items() if name in end}, called))
+    last, chained = ends[-1][1], isinstance(checkpoints[-1], Mapping)
+    if chained and (different := [name for name in θ if not bool((last[name] == θ[name]).all())]):
         raise InvalidInputError(f"the last checkpoint and the model differ in {different[0]!r}; load that checkpoint, "
                                 "or append model.state_dict()")  # fmt: skip
-    return states, others
+    return ends, others

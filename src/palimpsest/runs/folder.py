@@ -3,6 +3,7 @@
 config.json                  options, versions, and the result of the training
 model.safetensors            the trained weights
 initial.safetensors          the weights before training
+checkpoints/                 the weights at some steps of the training, if asked for
 checkpoint.safetensors       the unfinished reconstruction, if any
 checkpoint.new.safetensors   the same of a run that is to replace it, until that stops
 reconstruction.safetensors   finished reconstructions, each under its variant's name
@@ -170,6 +171,14 @@ class RunFolder:
         if self.config.get("weights") != {path.name: storage.file_digest(path) for path in paths}:
             raise RunFolderError(f"the weights in {self.path} are not those of its config.json; {TRAIN_AGAIN}")
         return trained, initial
+
+    def write_checkpoints(self, states: Mapping[int, Mapping[str, Tensor]]) -> None:
+        """Replace the weights at some steps of the training."""
+        folder = self.path / "checkpoints"
+        shutil.rmtree(folder, ignore_errors=True)
+        for step, weights in states.items():
+            folder.mkdir(exist_ok=True)
+            storage.save_tensors(folder / f"step-{step:08d}.safetensors", weights, {"step": step}, owner=self.owner)
 
     # --- reconstructions ----------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -14,15 +15,19 @@ from torch import Tensor, nn
 import palimpsest as pal
 from palimpsest.errors import CheckpointError, InvalidInputError, RunFolderError
 from palimpsest.files.schema import Positive, Range, Share, check_options
+from palimpsest.files.series import series
+from palimpsest.files.storage import tensor_digest
+from palimpsest.files.weights import Found
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Subspace
 from palimpsest.runs import estimates
 from palimpsest.runs.folder import VARIANTS, RunFolder, Snapshots, variant
-from palimpsest.runs.journal import Journal
+from palimpsest.runs.journal import Journal, note
 from palimpsest.runs.problems import METHODS, Within, problem
 from palimpsest.runs.train import TrainedRun
 from palimpsest.solver.callbacks import Callback
 
+NODES: dict[str, tuple[float, ...]] = {"ntk": (0.15, 0.85), "path": (0.5,)}  # tangent points of each segment
 UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens slowly
 
 
@@ -30,10 +35,14 @@ UNTIL = 0.4  # of the steps: splits come early, so that every candidate sharpens
 class ReconstructOptions:
     """How to reconstruct images from the weights."""
 
-    method: Literal["ntk", "kkt", "multiclass"] | None = None
-    """ntk for any loss, kkt for logistic, multiclass for cross-entropy. If omitted: the last that fits the loss."""
-    at: tuple[Share, ...] = (0.15, 0.85)
-    """Tangent points of the NTK method, between the initial (0) and the final weights (1)."""
+    method: Literal["ntk", "path", "kkt", "multiclass"] | None = None
+    """ntk and path for any loss, kkt for logistic, multiclass for cross-entropy. If omitted: path with --checkpoints,
+    else the last that fits the loss."""
+    checkpoints: tuple[Path, ...] = ()
+    """Weights on the way from the initial to the final ones, for path: files, folders or patterns in quotes."""
+    at: tuple[Share, ...] | None = None
+    """Tangent points between the first (0) and the last weights (1) of a segment. If omitted: 0.15 and 0.85 for ntk,
+    0.5 for path."""
     candidates: Positive = 80
     """Number of candidates at the start. Twice the number of training images is a safe choice."""
     steps: Positive = 2000
@@ -49,24 +58,37 @@ class ReconstructOptions:
     seed: int = 0
     """Seed of the initial candidates."""
 
-    def problem(self, model: nn.Module, initial: Mapping[str, Tensor], loss: str) -> tuple[Objective, Subspace | None]:
-        """The objective that fits the training loss, and the subspace to search in, if not everywhere."""
-        if not self.at:
+    def problem(
+        self, model: nn.Module, initial: Mapping[str, Tensor], loss: str, way: Sequence[Mapping[str, Tensor]] = ()
+    ) -> tuple[Objective, Subspace | None]:
+        """The objective that fits the training loss and the weights on the way, and the subspace to search in."""
+        if self.at == ():
             raise InvalidInputError("--at does not have a value; give one or more numbers from 0 to 1")
         fitting = METHODS[loss]
-        method = self.method or fitting
-        if method not in ("ntk", fitting):
+        method = self.method or ("path" if way else fitting)
+        if method not in ("ntk", "path", fitting):
             raise InvalidInputError(f"{method} does not fit {loss} loss; use --method {fitting}")
-        return problem(method, model, initial, at=self.at, within=self.within, whitening=self.whitening)
+        if way and method != "path":
+            raise InvalidInputError(f"{method} does not read weights on the way; leave out --checkpoints or --method")
+        at, within, whitening = self.at or NODES.get(method, ()), self.within, self.whitening
+        return problem(method, model, initial, checkpoints=way or None, at=at, within=within, whitening=whitening)
+
+    def way(self, model: nn.Module, initial: dict[str, Tensor]) -> list[Found]:
+        """The weights from the first to the last, if there are --checkpoints."""
+        if not self.checkpoints:
+            return []
+        trained = Found(dict(model.state_dict()), "the trained weights")
+        return series(model, self.checkpoints, initial=Found(initial, "the initial weights"), trained=trained)
 
     @property
     def splitting(self) -> pal.Splitting:
         return pal.Splitting(rounds=self.rounds, share=self.share, until=UNTIL)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The options as a run folder keeps them."""
-        return json.loads(json.dumps(asdict(self)))
+    def settings(self, way: Sequence[Found] = ()) -> dict[str, Any]:
+        """The options as a run folder keeps them, with a checksum of the weights on the way."""
+        content = {f"{j}/{name}": t for j, found in enumerate(way) for name, t in found.tensors.items()}
+        known = f"{' '.join(map(str, self.checkpoints))} (sha256 {tensor_digest(content)})" if way else None
+        return json.loads(json.dumps(asdict(self) | {"checkpoints": known}))
 
 
 def reconstruct(
@@ -89,13 +111,16 @@ def reconstruct(
     model, initial = run.model_and_start(folder)
     image_shape = model.image_shape
     most = math.ceil(options.candidates * (1 + options.share) ** options.rounds)
-    estimates.check_reconstruction(
-        folder.path, run.network.widths, most, tangents=len(options.at), variants=len(variants)
-    )
-    objective, within = options.problem(model, initial, run.training.loss)
+    way = options.way(model, initial)
+    nodes = len(options.at or NODES["ntk"]) * max(1, len(way) - 1)
+    estimates.check_reconstruction(folder.path, run.network.widths, most, tangents=nodes, variants=len(variants))
+    states = [found.tensors for found in way]
+    objective, within = options.problem(model, initial, run.training.loss, states)
     objective = objective.to(device)
+    for found in way:
+        note(f"weights on the way: {found}")
     images = (lambda x: x) if within is None else within.shaped(image_shape).to(device, objective.dtype).images
-    settings = options.settings
+    settings = options.settings(way)
     finished = _finished_variants(folder, settings, again=again)
     for name in variants:
         if name in finished and finished[name]["settings"] == settings:

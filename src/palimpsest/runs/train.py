@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -48,6 +49,8 @@ class TrainOptions:
     """Maximum number of gradient descent steps."""
     weight_decay: Annotated[float, Range(least=0)] = 0.0
     """Weight decay of the training."""
+    keep: int = 0
+    """Number of weights on the way to keep, as checkpoints/ in the folder. Part of the training runs again for each."""
     seed: int = 0
     """Seed of the image sample and the initial weights."""
 
@@ -157,22 +160,35 @@ def train(
     count, most = len(data.train), options.steps
     note(f"training begins: {count} images of {data.name}, {options.loss} loss, at most {most} steps")
     began = time.monotonic()
-    fit = pal.train(
+    trained = partial(
+        pal.train,
         options.network(data).to(device),
         data.centred(data.train.images),
         data.train.labels,
         loss=options.loss,
-        steps=options.steps,
         weight_decay=options.weight_decay,
-        callback=_with_notes(callback, options.steps),
     )
+    fit = trained(steps=options.steps, callback=_with_notes(callback, options.steps))
+    steps = _between(int(fit.history[-1]["step"]), options.keep)
+    way = {step: trained(steps=step).model.state_dict() for step in steps}  # the same steps give the same weights
     note(fit.summary, private=True)  # the command line prints it
     seconds = time.monotonic() - began
     facts = TrainingFacts(fit.summary, fit.loss, fit.accuracy, fit.normalised_margin, fit.kkt_residual, seconds)
     config: dict[str, Any] = {"training": asdict(options), "trained": asdict(facts), "network": asdict(shape)}
     folder.write_training(config | {"images": fingerprint(data)}, fit.model.state_dict(), fit.initial)
     folder.forget_reconstructions()
+    folder.write_checkpoints(way)
     return fit
+
+
+def _between(last: int, count: int) -> list[int]:
+    """Steps at equal distances between the first and the last.
+
+    >>> _between(100, 3), _between(3, 5)
+    ([25, 50, 75], [1, 2])
+    """
+    steps = {round(j * last / (count + 1)) for j in range(1, count + 1)}
+    return sorted(steps - {0, last})
 
 
 def _with_notes(callback: RecordCallback | None, steps: int) -> RecordCallback:
