@@ -27,6 +27,7 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.datasets import DataSet
+from palimpsest.runs.problems import problem
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "results" / "left-behind.json", "what-not-to-publish.md"
@@ -122,22 +123,12 @@ def objectives(kind: Kind, left: Left) -> dict[str, tuple[Any, Any]]:
         KNOWN[1]: (pal.NTK(model, first, at=(0.15, 0.85), weights="auto", whitening=white if span else 0.0), span),
         KNOWN[2]: (pal.Path(model, left.checkpoints, weights="auto", whitening=white if spans else 0.0), spans),
     }
-    moment = pal.moments(model, left.optimiser)
-    batch = change_of(model, moment) if kind.dense else None
-    found[KNOWN[3]] = (pal.Gradient(model, moment, weights="auto", whitening=white if batch else 0.0), batch)
+    found[KNOWN[3]] = problem("gradient", model, gradient=pal.moments(model, left.optimiser), within=None)
     if kind.optimiser == "adam":
         middle = {name: (first[name] + end[name]) / 2 for name in end}
         undone = pal.undo_adam(model, first, left.optimiser)
         found[KNOWN[4]] = (pal.Gradient(model, undone, tangent=middle, weights="auto"), None)
     return found
-
-
-def change_of(model: nn.Module, moment: dict[str, Tensor]) -> Any:
-    """The span of the images behind a moment: that of a change of the weights by the moment, in any unit."""
-    size = sum(float(p.detach().square().sum()) for p in model.parameters()) ** 0.5
-    unit = size / sum(float(m.square().sum()) for m in moment.values()) ** 0.5
-    before = {name: p.detach().double() - unit * moment[name].double() for name, p in model.named_parameters()}
-    return pal.span(copy.deepcopy(model).double(), before).subspace
 
 
 def read(kind: Kind, seed: int, *, steps: int, epochs: int) -> dict[str, Any]:

@@ -143,3 +143,48 @@ def test_states_that_cannot_be_used_are_refused():
     for network, state in ((other, adam), (model, momentum), (model, {})):
         with pytest.raises(pal.errors.PalimpsestError):
             pal.undo_adam(network, model.state_dict(), state)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "AdamW"])
+def test_weight_decay_is_taken_out_of_a_moment(kind):
+    """If θ does not move, the moment is that of a training without decay."""
+    model, x, y = problem()
+    found = []
+    for decay in (0.0, 0.1):
+        options = {"momentum": 0.5} if kind == "SGD" else {}
+        rule = getattr(torch.optim, kind)(model.parameters(), lr=0.0, weight_decay=decay, **options)
+        steps_of(rule, model, x, y, 40)
+        found.append(pal.moments(model, rule.state_dict()))
+    for name, without in found[0].items():
+        torch.testing.assert_close(found[1][name], without, rtol=1e-6, atol=1e-9)
+
+
+def test_moments_of_scaled_gradients_are_refused():
+    model, x, y = problem()
+    rule = torch.optim.RMSprop(model.parameters(), momentum=0.9)
+    steps_of(rule, model, x, y, 2)
+    with pytest.raises(InvalidInputError):
+        pal.moments(model, rule.state_dict())
+
+
+def test_amsgrad_divides_by_the_largest_second_moment():
+    model, x, y = problem()
+    initial = copy.deepcopy(model.state_dict())
+    rule = torch.optim.Adam(model.parameters(), lr=1e-3, betas=(0.0, 0.5), amsgrad=True)
+    steps_of(rule, model, x, y, 1)
+    state = rule.state_dict()
+    for values in state["state"].values():
+        values["exp_avg_sq"] = values["exp_avg_sq"] / 100
+    undone, plain = pal.undo_adam(model, initial, state), pal.undo_adam(model, initial, rule.state_dict())
+    assert all(torch.equal(undone[name], plain[name]) for name in plain)
+
+
+def test_tied_weights_may_have_checkpoints():
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+    model[2].weight = model[0].weight
+    start = copy.deepcopy(model.state_dict())
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))
+    objective = pal.Path(model, [start, model.state_dict()])
+    assert float(objective.loss(torch.randn(2, 4), torch.zeros(2, 1))) == pytest.approx(1.0)

@@ -12,7 +12,7 @@ import palimpsest as pal
 from cases import NETWORKS, Case, make_case
 from palimpsest.auditing.reading import candidates
 from palimpsest.errors import InvalidInputError
-from palimpsest.objectives import dense, smoothing
+from palimpsest.objectives import binding, dense, smoothing
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver.merging import contributions
 
@@ -43,9 +43,37 @@ def test_differentiating_forwards_gives_the_same_gradients(case: Case):
     bound = objective.bind(*case.arguments)
     assert objective.differentiates_forwards(case.x[:1])
     objective._bound = dataclasses.replace(bound, forwards=True)
-    _, *halves = objective.error_and_half_gradients(bound, *case.arguments)
+    with torch.no_grad():  # as executors do
+        _, *halves = objective.error_and_half_gradients(bound, *case.arguments)
     expected = brute_force.gradients(case.objective, *case.arguments)
     assert all(close(2 * half, e) for half, e in zip(halves, expected, strict=True))
+
+
+class Hidden(torch.nn.Module):
+    """One parameter works behind torch.no_grad(), and two have equal gradients."""
+
+    def __init__(self, hide: bool) -> None:
+        super().__init__()
+        self.hide, self.layer = hide, torch.nn.Linear(4, 3)
+        self.a, self.b = (torch.nn.Parameter(torch.randn(3)) for _ in range(2))
+        self.c = torch.nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.hide):
+            scale = self.c * 2
+        return (torch.tanh(self.layer(x)) * (self.a + self.b) * scale).sum(1, keepdim=True)
+
+
+def test_networks_with_parts_out_of_autograds_sight_run_backwards_twice(monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(binding, "_forwards_pays", lambda target, x: True)
+    x, λ = torch.randn(3, 4).double(), torch.randn(3).double()
+    for hide in (False, True):
+        start, end = (Hidden(hide).double() for _ in range(2))
+        objective = pal.NTK(end, start.state_dict(), sharpness=10.0)
+        assert objective.bind(x, λ, None).forwards == (not hide)
+        for a, e in zip(objective.gradients(x, λ), brute_force.gradients(objective, x, λ, None), strict=True):
+            assert close(a, e)
 
 
 def test_hessian_equals_finite_differences(case: Case):

@@ -10,6 +10,7 @@ Weight decay δ also shrinks the part of W_1(0) outside of Q, by 1 − ηδ in e
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -72,6 +73,8 @@ class Descent:
     step: int = field(default=0, init=False)
 
     def __post_init__(self) -> None:
+        if self.momentum and self.decay:
+            raise ValueError("no recipe has both momentum and weight decay; decay would have to enter the velocity")
         layers = [[layer for layer in start.modules() if isinstance(layer, nn.Linear)] for start in self.starts]
         self.device = layers[0][0].weight.device
         self.spans = [Span.of(images.to(self.device)) for images in self.images]
@@ -211,11 +214,22 @@ class Descent:
     def _state(self) -> Weights:
         return {f"p{i}": p for i, p in enumerate((*self._parameters(), *self._v))} | {"moving": self._moving}
 
+    @property
+    def _identity(self) -> str:
+        """Of the recipe, the starts and the images: a file of another training is not continued."""
+        recipe = [self.loss, self.rate, self.momentum, self.decay, self.stop, str(self.dtype), *self._A.shape]
+        digest = hashlib.sha256(repr(recipe).encode())
+        for t in (self._A, self._S, self._y):
+            digest.update(t.cpu().numpy().tobytes())
+        return digest.hexdigest()
+
     def _save(self, file: Path) -> None:
-        save_tensors(file, self._state(), {"step": self.step})
+        save_tensors(file, self._state(), {"step": self.step, "identity": self._identity})
 
     def _load(self, file: Path) -> None:
         tensors, description = load_tensors(file)
+        if description["identity"] != self._identity:
+            raise ValueError(f"{file} belongs to another training; delete it")
         for name, p in self._state().items():
             p.copy_(tensors[name])
         self.step = description["step"]

@@ -1,7 +1,8 @@
 """Gradients out of an optimiser's state: the targets of `pal.Gradient`.
 
-SGD keeps b ← μ b + g, and Adam m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g². Both b and m are sums of the gradients
-of the last steps, as long as the optimiser does not add weight decay to them.
+SGD keeps b ← μ b + (1 − d) g with dampening d, and Adam m ← β₁ m + (1 − β₁) g and v ← β₂ v + (1 − β₂) g². Both b and m
+are sums of the gradients of the last steps. Weight decay δ adds δθ to every g, unless it is decoupled as in AdamW. θ
+hardly moves during these steps. A moment thus holds δθ times the sum of the factors of g, and this is subtracted here.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ def moments(
 ) -> dict[str, Tensor]:
     """The first moment that an optimiser keeps of each parameter: Adam's ``exp_avg``, SGD's ``momentum_buffer``.
 
-    Two states that are s steps apart give the sum of the gradients between them alone: m_t − βˢ m_{t−s}.
+    The share of weight decay is taken out. Two states that are s steps apart give the sum of the gradients between them
+    alone: m_t − βˢ m_{t−s}.
 
     Args:
         model: the network whose parameters were trained.
@@ -48,10 +50,14 @@ def moments(
     if not found:
         raise InvalidInputError("the optimiser does not keep a first moment; use Adam, or SGD with momentum")
     if previous is None:
-        return found
+        return {name: m - _decay(name, now, None) * _weights(model, name, m) for name, m in found.items()}
     before = match(model, previous, names=names)
     earlier = matching(_first_moments(before), found, "the moments of the earlier state")
-    return {name: m - _kept(name, now, before, steps) * earlier[name] for name, m in found.items()}
+    kept = {name: _kept(name, now, before, steps) for name in found}
+    return {
+        name: m - kept[name] * earlier[name] - _decay(name, now, kept[name]) * _weights(model, name, m)
+        for name, m in found.items()
+    }
 
 
 def undo_adam(
@@ -82,7 +88,7 @@ def undo_adam(
         >>> objective = pal.Gradient(model, undo_adam(model, initial, rule.state_dict()), tangent=initial)
     """
     found = match(model, optimiser, names=names)
-    v = found.moment("exp_avg_sq")
+    v = found.moment("exp_avg_sq") | found.moment("max_exp_avg_sq")  # AMSGrad divides by the latter
     if not v:
         raise InvalidInputError("the optimiser does not keep a second moment; use the state of Adam")
     θ = {name: model.get_parameter(name).detach() for name in v}
@@ -99,8 +105,30 @@ def undo_adam(
 
 
 def _first_moments(state: OptimiserState) -> dict[str, Tensor]:
-    """exp_avg of Adam and its relatives, momentum_buffer of SGD."""
-    return state.moment("momentum_buffer") | state.moment("exp_avg")
+    """exp_avg of Adam and its relatives, momentum_buffer of SGD. That of RMSprop sums gradients that were scaled."""
+    scaled = state.moment("square_avg")
+    of_sgd = {name: b for name, b in state.moment("momentum_buffer").items() if name not in scaled}
+    return of_sgd | state.moment("exp_avg")
+
+
+def _weights(model: nn.Module, name: str, like: Tensor) -> Tensor:
+    return model.get_parameter(name).detach().to(like)
+
+
+def _decay(name: str, state: OptimiserState, kept: float | None) -> float:
+    """What a moment holds of θ by weight decay: δ times the sum of the factors of the gradients in it.
+
+    Over t steps the factors add up to (1 − d)(1 − βᵗ)/(1 − β) for SGD and to 1 − β₁ᵗ for Adam. ``kept`` is βᵗ between
+    two states. SGD does not count its steps; after many of them βᵗ is 0.
+    """
+    settings, t = state.settings[name], state.states[name].get("step")
+    if not settings.get("weight_decay") or settings.get("decoupled_weight_decay"):
+        return 0.0
+    β = float(settings["betas"][0] if "betas" in settings else settings.get("momentum", 0.0))
+    share = 1 - (kept if kept is not None else 0.0 if t is None else β ** float(t))
+    if "betas" not in settings:
+        share *= (1 - float(settings.get("dampening", 0.0))) / (1 - β)
+    return float(settings["weight_decay"]) * share
 
 
 def _kept(name: str, now: OptimiserState, before: OptimiserState, steps: int | None) -> float:

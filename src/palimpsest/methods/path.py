@@ -125,7 +125,8 @@ def segments_of(checkpoints: Checkpoints) -> list[tuple[Mapping[str, Tensor], Ma
 def _read(model: nn.Module, checkpoints: Checkpoints) -> tuple[list[tuple[Parameters, Parameters]], list[Parameters]]:
     """The trained parameters at both ends of each segment, and the other tensors at its end."""
     θ = parameters_of(model)
-    rest = {name: t for name, t in model.state_dict().items() if name not in θ and t.is_floating_point()}
+    tied = {name for name, t in model.named_parameters(remove_duplicate=False) if t.requires_grad}  # by other names too
+    rest = {name: t for name, t in model.state_dict().items() if name not in tied and t.is_floating_point()}
     ends, others = [], []
     for j, (start, end) in enumerate(segments_of(checkpoints), start=1):
         called = f"the weights at the end of segment {j}"

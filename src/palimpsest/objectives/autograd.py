@@ -66,17 +66,28 @@ class Network:
             return dense.recognise(self.module, images)
 
     def differentiates_forwards(self, θ: Parameters, names: Iterable[str], images: Tensor, β: Sharpness) -> bool:
-        """Whether torch knows the forward derivative of every layer, and that derivative's own."""
-        x = leaf(images)
+        """Whether torch can differentiate the network forwards and then backwards, and agrees with a backward pass.
+
+        A network that uses torch.no_grad() inside has two derivatives: forwards torch ignores it.
+        """
+        random, x = torch.Generator().manual_seed(0), leaf(images)
+        u = {name: torch.randn(θ[name].shape, generator=random).to(θ[name]) for name in names}
+        leaves = {name: leaf(θ[name]) for name in u}
         try:
-            with torch.enable_grad(), forward_ad.dual_level():
-                duals = {name: forward_ad.make_dual(θ[name], torch.ones_like(θ[name])) for name in names}
-                along = forward_ad.unpack_dual(self(θ | duals, x, β)).tangent
-            if along is not None and along.requires_grad:
+            with torch.enable_grad():
+                with _FORWARD, forward_ad.dual_level():
+                    duals = {name: forward_ad.make_dual(θ[name], t) for name, t in u.items()}
+                    along = forward_ad.unpack_dual(self(θ | duals, x, β)).tangent
+                outputs = self(θ | leaves, images, β).sum()
+            grads = torch.autograd.grad(outputs, list(leaves.values()), materialize_grads=True)
+            if along is None:
+                return False
+            if along.requires_grad:
                 torch.autograd.grad(along.sum(), x)
         except (UnsupportedNetworkError, RuntimeError):  # one that runs backwards twice
             return False
-        return True
+        expected = total([(g * t).sum() for g, t in zip(grads, u.values(), strict=True)])
+        return torch.allclose(along.sum().detach(), expected, rtol=1e-3, atol=1e-3 * float(along.detach().abs().max()))
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Network:
         with _FORWARD:
@@ -136,7 +147,7 @@ def tangent_adjoint(
     """Σ_s ∂/∂input Σ_i λ_is φ̇_i for nodes (θ_s, λ_s, u_s), φ̇ the derivative of φ at θ_s along u_s."""
     sums = [torch.zeros_like(t) for t in inputs]
     for θ, λ, u in nodes:
-        with torch.enable_grad(), forward_ad.dual_level():
+        with torch.enable_grad(), _FORWARD, forward_ad.dual_level():  # torch has one level for all threads
             φ̇ = forward_ad.unpack_dual(φ(θ | {name: forward_ad.make_dual(θ[name], t) for name, t in u.items()})).tangent
             if φ̇ is None:  # no trained parameter reaches the outputs
                 continue

@@ -8,13 +8,12 @@ With f_s(x) = ∇_θ φ_s(θ_s, x, y) for each *slot* s (a tangent point, an out
 A method may have several targets T_j, each with its own tangent points and multipliers. They share the images; see
 :mod:`palimpsest.objectives.segments`.
 
-No f is ever stored. The represented vector v = Σ λ f is one backward pass. A second pass, over the graph of the first,
-is the adjoint of (x, λ) ↦ v. It gives both gradients at once:
+No f is ever stored. The represented vector v = Σ λ f is one backward pass. A second pass, the adjoint of (x, λ) ↦ v,
+gives both gradients at once:
 
     ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩.
 
-A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed. Its graph is built once and
-serves every product of a Lanczos run.
+A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed, for all Lanczos products.
 
 :mod:`palimpsest.objectives.binding` checks the arguments and chooses the engine: `dense` for stacks of dense layers,
 `autograd` for any other network. Candidates may be taken in chunks: v adds up over them, and given r each chunk's
@@ -222,6 +221,7 @@ class Objective(ABC):
     def _φ_at(self, x: Tensor, labels: Tensor | None, θ: Parameters) -> Tensor:
         return self._φ(self._network(θ, self._images(x), self.sharpness), labels)
 
+    @torch.enable_grad()  # whoever asks: the multipliers of each point are parts of all, and keep their graph
     def _nodes(self, multipliers: Tensor) -> list[list[tuple[Parameters, Tensor]]]:
         """(θ_s, λ_s) for each tangent point of each target."""
         λs = multipliers.unbind(1) if self.segments.shape else (multipliers,)
@@ -250,9 +250,9 @@ class Objective(ABC):
                     nodes = [(θ, λ_s, u_j) for nodes, u_j in pairs for θ, λ_s in nodes]
                     return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
 
-                return self._represent(x.detach(), λ.detach(), labels), adjoint
+                return _copied(self._represent(x.detach(), λ.detach(), labels)), adjoint
             v = self._represent(x, λ, labels)
-            return {name: t.detach().clone() for name, t in v.items()}, partial(autograd.adjoint, v, (x, λ))
+            return _copied(v), partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
         v = {name: torch.empty_like(t) for name, t in self.target.items()}
@@ -324,7 +324,7 @@ class Objective(ABC):
         return layers if names == set(self.target) else None
 
     def differentiates_forwards(self, x: Tensor) -> bool:
-        """Whether torch knows the forward derivative of every layer, and that derivative's own."""
+        """Whether torch can differentiate the network forwards, and the result backwards."""
         return self._network.differentiates_forwards(self.tangents[0], self.target, self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
