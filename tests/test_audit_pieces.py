@@ -5,6 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
+from torch import nn
 
 import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp
@@ -41,6 +42,26 @@ def test_an_untrained_first_layer_has_nothing_beyond_its_noise():
     plain = subject(mlp, mlp().state_dict(), image_shape=SHAPE)
     assert preflight(plain).beyond_noise == 0
     assert preflight(plain).bound == 0
+
+
+class Tempered(nn.Module):
+    """A network with a learnable temperature, a parameter without dimensions."""
+
+    def __init__(self):
+        super().__init__()
+        self.body, self.temperature = mlp(), nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return self.body(x) / self.temperature
+
+
+def test_parameters_without_dimensions_are_examined_too():
+    torch.manual_seed(0)
+    start, body = Tempered(), preflight(subject(mlp, mlp().state_dict(), image_shape=SHAPE))
+    end = {name: t + 0.01 for name, t in start.state_dict().items()}
+    for initial in (start.state_dict(), None):
+        found = preflight(subject(Tempered, end, initial=initial, image_shape=SHAPE))
+        assert (found.parameters, found.units, found.still_units) == (body.parameters + 1, body.units, 0)
 
 
 def test_methods_follow_outputs_and_weight_decay():
@@ -143,7 +164,7 @@ def test_a_control_moves_as_far_as_the_subject(factor):
     public = controls.public_images(8, SHAPE, 1, seed=0)
     made = plan.untimed_plan(preflight(ours), Options())
     control = controls.trained_control(ours, made, public, torch.device("cpu"))
-    way = controls.way(control, ours, "ntk")
+    way = controls.way(control, ours, made)
     assert verdict.AS_FAR <= way <= 2
 
 

@@ -2,18 +2,23 @@
 
 import copy
 import json
+import math
+from dataclasses import replace
 
 import pytest
 import torch
 
 import palimpsest as pal
 from audited import QUICK, SHAPE, mlp, truth
-from palimpsest.auditing import controls
+from palimpsest.auditing import controls, reading
+from palimpsest.auditing.case import Case, Clock
+from palimpsest.auditing.floor import floor
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import subject
 from palimpsest.cli.main import main
+from palimpsest.runs import estimates
 from palimpsest.scoring import Outcome
 
 NETWORK = "palimpsest.networks:MLP"
@@ -50,7 +55,9 @@ def training(digits, tmp_path_factory):
 # --- run folders ---------------------------------------------------------------------------------
 
 
-def test_weights_that_a_training_kept_are_read_and_remembered(tmp_path, capsys):
+def test_weights_that_a_training_kept_are_read_and_remembered(tmp_path, capsys, monkeypatch):
+    counted = []
+    monkeypatch.setattr(estimates, "check_reconstruction", lambda *_, tangents, **__: counted.append(tangents))
     out, read = str(tmp_path / "run"), ["--candidates", "6", "--steps", "10", "--splitting", "without"]
     trained = "--data digits --per-class 1 --hidden 12 --steps 30 --keep 2 --device cpu"
     assert main(["train", "--out", out, *trained.split()]) == 0
@@ -58,6 +65,7 @@ def test_weights_that_a_training_kept_are_read_and_remembered(tmp_path, capsys):
     assert [path.name for path in kept] == ["step-00000010.safetensors", "step-00000020.safetensors"]
     command = ["reconstruct", out, *read, "--checkpoints", str(kept[0].parent)]
     assert main(command) == 0
+    assert counted == [3]
     saved = tmp_path / "run" / "reconstruction.safetensors"
     made = saved.read_bytes()
     tensors, _ = pal.storage.load_tensors(saved)
@@ -96,9 +104,9 @@ def test_checkpoints_and_the_optimisers_state_are_read_and_judged(digits, traini
     assert (stored["method"], stored["optimiser"]["method"]) == ("path", "gradient")
     assert stored["optimiser"]["verdict"]["outcome"] == "leakage"
     assert 'id="optimiser"' in found.report.read_text()
-    for part, reading in (("", found), ("optimiser", found.optimiser)):
+    for part, each in (("", found), ("optimiser", found.optimiser)):
         saved, _ = pal.storage.load_tensors(tmp_path / "audit" / part / "ranking.safetensors")
-        assert torch.equal(saved["images"], reading.ranking.images)
+        assert torch.equal(saved["images"], each.ranking.images)
     page = found.report.read_bytes()
     again = pal.audit(mlp, folder / "3.pt", checkpoints=folder, out=tmp_path / "audit", **options)
     assert again.report.read_bytes() == page
@@ -143,10 +151,60 @@ def test_controls_have_the_values_or_the_length_of_the_subject(method, training)
     plan = untimed_plan(preflight(ours, method=method), Options(samples=4))
     public = controls.public_images(4, SHAPE, 1, seed=0)
     control = controls.trained_control(ours, plan, public, torch.device("cpu"))
-    assert controls.way(control, ours, method) >= 0.9
+    assert controls.way(control, ours, plan) >= 0.9
     assert (method == "path") == bool(control.segments)
     assert all(torch.equal(a[name], b[name]) for (a, _), (b, _) in zip(control.segments, ours.segments, strict=False)
                for name in a)  # fmt: skip
+
+
+@pytest.mark.parametrize("rounded", [False, True])
+def test_a_control_is_searched_in_its_span_only_if_the_subject_is(rounded, training, tmp_path):
+    states = [{name: t.half() if rounded else t for name, t in state.items()} for state in training[1]]
+    ours = subject(mlp, states[-1], checkpoints=states, image_shape=SHAPE)
+    case = Case(tmp_path, "", ours, Options(samples=4), None, torch.device("cpu"), Clock(math.inf))
+    plan = untimed_plan(preflight(ours), case.options)
+    for role in ("subject", "negative", "positive"):
+        problem, space = reading._problem(case, plan, role)
+        assert (space is None, problem.whitening == 0) == (rounded, rounded)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "steps"),
+    [
+        (lambda θ: torch.optim.SGD(θ, lr=0.01, momentum=0.8), 15),
+        (lambda θ: torch.optim.Adam(θ, betas=(0.9, 0.99)), 30),
+        (lambda θ: torch.optim.AdamW([{"params": [t], "lr": 1e-3} for t in θ]), 30),
+    ],
+    ids=["SGD", "Adam", "groups"],
+)
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_control_of_a_moment_is_a_sum_over_moving_weights_too(optimiser, steps, outputs):
+    def make():
+        return pal.networks.MLP(SHAPE, (20,), outputs)
+
+    torch.manual_seed(0)
+    model = make()
+    rule = optimiser(list(model.parameters()))
+    model(torch.randn(4, *SHAPE)).square().sum().backward()
+    rule.step()
+    ours = subject(make, {"model": model.state_dict(), "optimizer": rule.state_dict()}, image_shape=SHAPE)
+    plan = untimed_plan(preflight(ours, method="gradient"), Options(samples=6))
+    public = controls.public_images(6, SHAPE, outputs, seed=0)
+    control = controls.trained_control(ours, plan, public, torch.device("cpu"))
+    assert controls.remembered_steps(ours) == steps
+    assert control.moment.keys() == ours.moment.keys()
+    assert 0.01 < floor(reading.posed(control, plan)[0], public.images) < 0.3  # one gradient: 0
+    short = replace(plan, control_steps=5)
+    assert controls.way(control, ours, short) == pytest.approx(5 / steps)
+
+
+def test_settings_that_are_not_sound_leave_no_control(training):
+    content = torch.load(training[0] / "3.pt", weights_only=True)
+    content["optimizer"]["param_groups"][0] |= {"momentum": "much", "betas": (0.9,), "lr": None}
+    ours = subject(mlp, content, image_shape=SHAPE)
+    plan = untimed_plan(preflight(ours, method="gradient"), Options(samples=4))
+    with pytest.raises(pal.errors.InvalidInputError):
+        controls.trained_control(ours, plan, controls.public_images(4, SHAPE, 1, seed=0), torch.device("cpu"))
 
 
 # --- wrong use -----------------------------------------------------------------------------------

@@ -254,7 +254,7 @@ def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None
         comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
         images=plan.control_images,
         samples=case.options.samples,
-        way=way(control, case.subject, plan.method),
+        way=way(control, case.subject, plan),
     )
 
 

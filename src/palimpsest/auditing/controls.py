@@ -2,7 +2,7 @@
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,6 +17,8 @@ from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import TrainingDivergedError
 from palimpsest.files.weights import fit_into
+from palimpsest.methods import moments
+from palimpsest.methods.optimiser_states import match
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.training import Fit, LossName, train
@@ -24,6 +26,20 @@ from palimpsest.training import Fit, LossName, train
 LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
 TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as the subject
 TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's distance: the upper limit, and the aim
+BATCHES = 4  # in which an optimiser sees the public images, because the subject's are unknown
+
+
+def _share(value: object) -> bool:
+    return isinstance(value, int | float) and 0 <= value < 1
+
+
+SOUND: dict[str, Callable[[Any], bool]] = {  # settings that make a moment; a file may hold anything there
+    "lr": lambda value: isinstance(value, int | float) and 0 <= value < math.inf,
+    "weight_decay": _share,
+    "decoupled_weight_decay": lambda value: isinstance(value, bool),
+    "momentum": _share,
+    "betas": lambda value: isinstance(value, tuple | list) and len(value) == 2 and all(map(_share, value)),
+}
 
 
 def shuffled(subject: Subject, method: str, *, seed: int) -> Subject:
@@ -88,11 +104,14 @@ def distance(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> 
     return math.hypot(*(float((t - start[name]).double().norm()) for name, t in θ.items()))
 
 
-def way(control: Subject, subject: Subject, method: str) -> float:
-    """How far the control moved, relative to the subject, on the segment where it moved least. A gradient just is."""
-    if method == "gradient":
-        return 1.0
-    pairs = zip(_ends(control, method), _ends(subject, method), strict=True)
+def way(control: Subject, subject: Subject, plan: Plan) -> float:
+    """How far the control moved, relative to the subject, on the segment where it moved least.
+
+    For Gradient, the share of the steps in the subject's moment that the control took.
+    """
+    if plan.method == "gradient":
+        return min(1.0, plan.control_steps / remembered_steps(subject))
+    pairs = zip(_ends(control, plan.method), _ends(subject, plan.method), strict=True)
     return min(distance(*its) / max(distance(*ours), 1e-300) for its, ours in pairs)
 
 
@@ -136,10 +155,10 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
 
     It has the start of the audited network, if that is known, and its normalisation, so that only the images differ.
     From a known start it also moves as far, because a network that moved less is easier to read. Path starts again at
-    each segment. Gradient needs one step: the gradient at the weights of the subject.
+    each segment. Gradient continues from the weights of the subject, with a new state of the same optimiser.
     """
     if plan.method == "gradient":
-        return replace(subject, segments=(), moment=_gradient(subject, public, device))
+        return _continued(subject, plan, public, device)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(plan.seed)  # does not change CUDA's generators
         model = subject.fresh()
@@ -168,15 +187,43 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     return replace(subject, model=fit.model, initial=fit.initial, segments=(), moment=None)
 
 
-def _gradient(subject: Subject, public: PublicImages, device: torch.device) -> dict[str, Tensor]:
-    """The gradient of the squared loss on the public images, for the parameters of the subject's moment."""
-    model = copy.deepcopy(subject.model).to(device)
-    y = public.labels[:, None] if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
-    x = public.images.to(device)
-    loss = (model(x).reshape(len(x), -1) - y.to(x)).square().mean()
-    θ = {name: p for name, p in model.named_parameters() if name in (subject.moment or {}) and p.requires_grad}
-    gradients = torch.autograd.grad(loss, list(θ.values()), allow_unused=True, materialize_grads=True)
-    return {name: g.cpu() for name, g in zip(θ, gradients, strict=True)}
+def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Subject:
+    """The subject and its moment after more steps of its own optimiser, on mini-batches of the public images."""
+    model, settings = copy.deepcopy(subject.model).to(device), _settings(subject)
+    groups = [{"params": [model.get_parameter(name)], **settings[name]} for name in settings]
+    adam = any("betas" in group for group in groups)
+    rule = torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, lr=1e-3)  # each group has its own lr
+    x, y = public.images.to(device), public.labels.to(device)
+    batches: list[Tensor] = []
+    generator = torch.Generator().manual_seed(plan.seed)
+    for step in range(min(remembered_steps(subject), plan.control_steps)):
+        batches = batches or list(torch.randperm(len(x), generator=generator).to(device).chunk(BATCHES))
+        i = batches.pop()
+        Φ = model(x[i]).reshape(len(i), -1)
+        loss = F.mse_loss(Φ[:, 0], y[i].to(Φ)) if subject.outputs == 1 else F.cross_entropy(Φ, y[i])
+        if not loss.isfinite():
+            raise TrainingDivergedError(step, "the optimiser's learning rate is too high for public images")
+        rule.zero_grad()
+        loss.backward()
+        rule.step()
+    moment = {name: m.cpu() for name, m in moments(model, rule.state_dict(), names=list(settings)).items()}
+    return replace(subject, model=model.cpu(), segments=(), moment=moment)
+
+
+def _settings(subject: Subject) -> dict[str, dict[str, Any]]:
+    """The optimiser's settings of each parameter that has a moment, as far as they are sound."""
+    every = match(subject.model, subject.optimiser or {}).settings
+    θ = parameters_of(subject.model)
+    return {
+        name: {setting: v for setting, sound in SOUND.items() if sound(v := every[name].get(setting))}
+        for name in subject.moment or {} if name in θ
+    }  # fmt: skip
+
+
+def remembered_steps(subject: Subject) -> int:
+    """3 / (1 − β): the number of steps that make 95 % of the moment."""
+    βs = [s["betas"][0] if "betas" in s else s.get("momentum", 0.0) for s in _settings(subject).values()]
+    return round(3 / (1 - max(βs)))
 
 
 def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int) -> Fit:

@@ -109,7 +109,8 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
     moved = None if θ_0 is None else _norm({name: θ_m[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
     known_start = bool(related and moved)
     changes = [{name: b[name] - a[name] for name in θ} for a, b in pairs] if known_start else [θ]
-    T = {name: torch.cat([change[name] for change in changes]) for name in θ}  # one below the other
+    matrices = [name for name in θ if θ[name].ndim > 1]
+    T = {name: torch.cat([change[name] for change in changes]) for name in matrices}  # one below the other
     unusable = _unusable_start(related, moved)
     first, span_found = _first_layer(subject, θ, known_start=known_start)
     fitting, why = _fitting_method(subject, unusable, weight_decay)
@@ -124,8 +125,8 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         span_reason=_span_reason(first, unusable, span_found),
         bound=None if first is None else _bound(T[first], noisy=not known_start),
         beyond_noise=None if first is None or known_start else _beyond_noise(θ[first]),
-        still_units=sum(_still(t, len(changes)) for t in T.values() if t.ndim > 1),
-        units=sum(len(t) for t in θ.values() if t.ndim > 1),
+        still_units=sum(_still(t, len(changes)) for t in T.values()),
+        units=sum(len(θ[name]) for name in matrices),
         method=method or fitting,
         why="chosen by the user" if method not in (None, fitting) else why,
         segments=len(subject.segments) if (method or fitting) == "path" else 1,

@@ -24,10 +24,11 @@ SHARP = 200.0  # β at which contributions are measured, the last one of a recon
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
-def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
+def posed(subject: Subject, plan: Plan, within: problems.Within | None = None) -> tuple[Objective, Subspace | None]:
     """The planned method on these weights, each layer's equations weighted by how far they can be trusted.
 
-    Path and Gradient search the span of the images, if the first layer shows it; None stands for all images.
+    Path and Gradient search the span of the images, if the first layer shows it and `within` is None. The space None
+    stands for all images.
     """
     initial, at = subject.initial if plan.method == "ntk" else None, plan.at[0] if len(plan.at) == 1 else plan.at
     return problems.problem(
@@ -38,7 +39,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         gradient=subject.moment,
         image_shape=subject.image_shape,
         at=at or 0.5,
-        within=None if plan.method in ("path", "gradient") else "everywhere",
+        within=within if plan.method in ("path", "gradient") else "everywhere",
     )
 
 
@@ -111,8 +112,13 @@ def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
 
 
 def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
-    """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
-    problem, space = posed(positive_control(case, plan) if role == "positive" else case.subject, plan)
+    """The planned objective on the weights of a role, and its space. The negative control has that of the subject.
+
+    If the subject is searched everywhere, so are the controls, because it is easier to search a span.
+    """
+    problem, space = posed(case.subject, plan)
+    if role == "positive":
+        problem, space = posed(positive_control(case, plan), plan, "everywhere" if space is None else None)
     if role == "negative":
         whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
         problem.whitening = whitening

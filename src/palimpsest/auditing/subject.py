@@ -49,6 +49,8 @@ class Subject:
     """The weights before and after each segment of the training, if some on the way are known."""
     moment: Weights | None = None
     """The first moment in the optimiser's state, if the file of the trained weights holds one."""
+    optimiser: Mapping[str, Any] | None = None
+    """The state dict that holds this moment."""
 
 
 def subject(
@@ -104,7 +106,8 @@ def subject(
     moment, about = _moment(model, end.optimiser)
     first = segments[0][0] if checkpoints is not None and start is None else None if start is None else start.tensors
     known = None if first is None else dict(first)
-    return Subject(model, known, shape, outputs, fresh, (*remarks, *more, *about), tuple(segments), moment)
+    told = (*remarks, *more, *about)
+    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, moment and end.optimiser)
 
 
 def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:

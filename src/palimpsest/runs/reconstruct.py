@@ -112,7 +112,7 @@ def reconstruct(
     image_shape = model.image_shape
     most = math.ceil(options.candidates * (1 + options.share) ** options.rounds)
     way = options.way(model, initial)
-    nodes = len(options.at or NODES["ntk"]) * max(1, len(way) - 1)
+    nodes = len(options.at or NODES["path" if way else "ntk"]) * max(1, len(way) - 1)
     estimates.check_reconstruction(folder.path, run.network.widths, most, tangents=nodes, variants=len(variants))
     states = [found.tensors for found in way]
     objective, within = options.problem(model, initial, run.training.loss, states)
