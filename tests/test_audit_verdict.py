@@ -144,6 +144,7 @@ def test_few_held_out_images_leave_the_verdict_to_the_estimates():
         (NO_VERDICT, LEAKAGE, LEAKAGE, True),
         (NO_EVIDENCE, UNDECIDED, UNDECIDED, True),
         (NO_EVIDENCE, NO_VERDICT, NO_VERDICT, True),
+        (NO_VERDICT, UNDECIDED, UNDECIDED, True),
         (NO_EVIDENCE, NO_EVIDENCE, NO_EVIDENCE, False),
         (UNDECIDED, NO_VERDICT, UNDECIDED, False),
     ],
@@ -153,4 +154,5 @@ def test_the_headline_of_two_readings_is_the_greater_worry(weights, optimiser, o
     both = combined(one, other)
     assert both.outcome is outcome
     assert both.likely == int(from_optimiser)
+    assert both.of == ("optimiser" if from_optimiser else "weights")
     assert (WITHOUT_OPTIMISER in both.advice) == (optimiser is LEAKAGE)

@@ -14,6 +14,7 @@ from palimpsest.auditing import controls, reading
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.options import Options
+from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import subject
@@ -107,6 +108,10 @@ def test_checkpoints_and_the_optimisers_state_are_read_and_judged(digits, traini
     for part, each in (("", found), ("optimiser", found.optimiser)):
         saved, _ = pal.storage.load_tensors(tmp_path / "audit" / part / "ranking.safetensors")
         assert torch.equal(saved["images"], each.ranking.images)
+    assert found.decisive is found
+    other = replace(found, verdict=replace(found.optimiser.verdict, of="optimiser"))
+    assert other.decisive is found.optimiser
+    assert "Read from the weights" in render_audit(other, None, "audit")
     page = found.report.read_bytes()
     again = pal.audit(mlp, folder / "3.pt", checkpoints=folder, out=tmp_path / "audit", **options)
     assert again.report.read_bytes() == page

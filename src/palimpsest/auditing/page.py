@@ -1,11 +1,11 @@
 """The report of an audit: verdict, evidence, preflight, controls, limits, and ways to lower the risk."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Audit
+from palimpsest.auditing.verdict import Audit, judge
 from palimpsest.files.versions import versions
 from palimpsest.report.figures import probabilities
 from palimpsest.report.page import page
@@ -17,7 +17,16 @@ MOST = 100  # candidates shown
 
 def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
     """The whole page as text. It does not depend on when or how often the audit was interrupted."""
-    verdict, ranking, drawing = audit.verdict, audit.ranking, None
+    verdict, headline, optimiser = audit.verdict, audit.advice, audit.optimiser
+    other = (
+        None
+        if optimiser is None
+        else replace(audit, verdict=judge(audit))
+        if audit.decisive is optimiser
+        else optimiser
+    )
+    audit = audit.decisive  # the page shows its numbers, and the other reading in a section of its own
+    ranking, drawing = audit.ranking, None
     plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
     if audit.negative is not None and len(ranking):
         drawing = probabilities(ranking.probability, audit.negative.probability, verdict.likely, audit.bar)
@@ -26,10 +35,12 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         title=f"{name}: an audit of what can be read out of the weights",
         outcome=verdict.outcome,
         sentence=verdict.sentence,
+        headline_advice=headline,
         audit=audit,
+        other=other,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth),
-        optimiser_plate=[] if audit.optimiser is None else _plate(audit.optimiser, truth),
+        other_plate=[] if other is None else _plate(other, truth),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,

@@ -32,6 +32,8 @@ SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes lea
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
+WORRIES = (Outcome.NO_EVIDENCE, Outcome.NO_VERDICT, Outcome.UNDECIDED, Outcome.LEAKAGE)  # the least first
+EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
 WITHOUT_OPTIMISER = "Do not publish the optimiser's state."
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
@@ -141,6 +143,7 @@ class AuditVerdict:
     readable: bool | None  # whether the positive control was read with the same effort; None without one
     unexplained: float  # the share of the target that the candidates leave unexplained
     unexplained_by_chance: float | None  # the same for the negative control
+    of: str = "weights"  # the reading that these numbers belong to: "weights" or "optimiser"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +167,11 @@ class Audit(Evidence):
     score: Score | None
     report: Path
     optimiser: "Audit | None" = None
+
+    @property
+    def decisive(self) -> "Audit":
+        """The reading that the headline rests on: this one, or that of the optimiser's state."""
+        return self.optimiser if self.verdict.of == "optimiser" and self.optimiser else self
 
     @property
     def advice(self) -> str:
@@ -197,12 +205,11 @@ def judge(e: Evidence) -> AuditVerdict:
 
 def combined(weights: AuditVerdict, optimiser: AuditVerdict) -> AuditVerdict:
     """The headline of both readings: that of the weights, unless the optimiser's state is a greater worry."""
-    leaks, safe = optimiser.outcome is Outcome.LEAKAGE, weights.outcome is Outcome.NO_EVIDENCE
-    worse = leaks or (safe and optimiser.outcome is not Outcome.NO_EVIDENCE)
     chosen = weights
-    if worse and weights.outcome is not Outcome.LEAKAGE:
-        chosen = replace(optimiser, sentence=f"The optimiser's state: {optimiser.sentence}")
-    return replace(chosen, advice=f"{WITHOUT_OPTIMISER} {weights.advice}".strip()) if leaks else chosen
+    if WORRIES.index(optimiser.outcome) > WORRIES.index(weights.outcome):
+        chosen = replace(optimiser, sentence=f"The optimiser's state: {optimiser.sentence}", of="optimiser")
+    leaks = optimiser.outcome is Outcome.LEAKAGE
+    return replace(chosen, advice=f"{WITHOUT_OPTIMISER} {chosen.advice}".strip()) if leaks else chosen
 
 
 # --- the rules, in the order in which they apply -----------------------------------------------------------------
@@ -229,7 +236,8 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, str, str]]:
 
 def _obstacles(e: Evidence) -> Reasons:
     """Something is missing, or an assumption does not hold."""
-    if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2:  # half-way from a constant answer to a perfect one
+    explained = e.floor is not None and e.floor < EXPLAINED  # early federated rounds: right images, poor answers
+    if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2 and not explained:  # half-way to a perfect answer
         reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
         yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
     if e.floor is not None and e.floor > DESCRIBED:

@@ -71,7 +71,7 @@ def bulk_variance(parameters: Mapping[str, Tensor]) -> dict[str, float]:
     """
 
     def variance(θ: Tensor) -> float:
-        matrix = θ.double().flatten(1) if θ.ndim > 1 else θ.double().unsqueeze(0)
+        matrix = θ.double().flatten(1) if θ.ndim > 1 else θ.double().view(1, -1)
         short, long = sorted(matrix.shape)
         if short == 1:
             return float(matrix.square().mean())
