@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from statistics import fmean
 
+import left_behind
 import pytest
 from reproduce import experiment, parts, summary
 
@@ -116,6 +117,11 @@ def test_pages_show_the_results(name, page):
     command = [sys.executable, str(ROOT / "experiments" / name), "--table"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True, timeout=300).stdout
     assert shown in (ROOT / "docs" / "experiments" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_what_each_file_gives_away():
+    rows = json.loads((ROOT / "docs" / "results" / "left-behind.json").read_text(encoding="utf-8"))
+    assert left_behind.table(rows) in (ROOT / "docs" / "what-not-to-publish.md").read_text(encoding="utf-8")
 
 
 def test_the_page_says_what_training_images_explain():

@@ -47,6 +47,14 @@ class Agreed:
         return len(self.images)
 
 
+def contributing(runs: Sequence[Run]) -> Tensor:
+    """The candidates of all restarts that the weights shaped. Comparisons with known images use all of them.
+
+    Different images of one kind may be more alike than ALIKE, and only one of them would survive a merge.
+    """
+    return torch.cat([run.images[run.contributions > NEGLIGIBLE] for run in runs])
+
+
 def agree(runs: Sequence[Run]) -> Agreed:
     """Merge the candidates of several restarts, and measure the agreement of the restarts on each."""
     numbers = torch.cat([torch.full((len(run.images),), i) for i, run in enumerate(runs)])

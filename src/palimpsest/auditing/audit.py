@@ -21,7 +21,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from palimpsest.auditing.agreement import Run, agree
+from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
@@ -171,8 +171,8 @@ def _reading(case: Case, found: Preflight, *, looks: int = 1) -> Audit:
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
     runs, finished = read_all(case, plan)
-    ranking = rank(agree(runs["subject"]))
-    scored = case.truth.score(ranking.images, looks=looks) if case.truth is not None and len(ranking) else None
+    ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
+    scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     evidence = Evidence(
         ranking=ranking,
         negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
@@ -191,6 +191,7 @@ def _reading(case: Case, found: Preflight, *, looks: int = 1) -> Audit:
         verdict=judge(evidence),
         preflight=found,
         plan=plan,
+        candidates=candidates,
         score=scored,
         report=case.folder / "report.html",
     )
@@ -251,7 +252,7 @@ def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None
     control, public = positive_control(case, plan), control_images(case, plan)
     return PositiveControl(
         ranking=rank(agreed),
-        comparison=score(agreed.images, public.images, held_out=public.held_out).verdict,
+        comparison=score(contributing(runs), public.images, held_out=public.held_out).verdict,
         images=plan.control_images,
         samples=case.options.samples,
         way=way(control, case.subject, plan),

@@ -156,7 +156,8 @@ class Audit(Evidence):
         verdict: the headline. It takes everything else into account.
         preflight: the facts that were known before anything was reconstructed.
         plan: every choice of this audit.
-        score: the candidates scored against the training images, if these were given.
+        candidates: the candidates of all restarts, before any are merged.
+        score: these candidates scored against the training images, if these were given.
         report: the path of the report.
         optimiser: the same for the optimiser's state alone, if the file of the weights holds one.
     """
@@ -164,6 +165,7 @@ class Audit(Evidence):
     verdict: AuditVerdict
     preflight: Preflight
     plan: Plan
+    candidates: Tensor
     score: Score | None
     report: Path
     optimiser: "Audit | None" = None
