@@ -26,10 +26,13 @@ class Run:
     images: Tensor
     contributions: Tensor
     loss: float
+    seconds: float = 0.0  # the time since the restart began or, after an interruption, since it last continued
+    device: str = ""  # where it was computed, in words
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Self:
-        return cls(tensors["images"], tensors["contributions"], float(description["loss"]))
+        spent = float(description.get("seconds", 0.0)), str(description.get("device", ""))
+        return cls(tensors["images"], tensors["contributions"], float(description["loss"]), *spent)
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,14 @@ from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
+from palimpsest.auditing.given import given
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight, check_method, check_start, images_of_moment, preflight
 from palimpsest.auditing.ranking import rank
-from palimpsest.auditing.reading import posed, read_all
+from palimpsest.auditing.reading import AuditEffort, posed, read_all
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
@@ -39,7 +40,7 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Audit, Evidence, PositiveControl, combined, judge
 from palimpsest.files.schema import Positive, check_options
 from palimpsest.files.series import InMemory, Sources
-from palimpsest.files.storage import digest, save_tensors, write_atomically
+from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
@@ -77,6 +78,7 @@ def audit(
     total_variation: Strength | None = None,
     controls: bool = True,
     seed: int = 0,
+    redact: bool = False,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
@@ -115,6 +117,8 @@ def audit(
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.
         seed: the seed of the candidates and the controls.
+        redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
+            report again. The tensors in the folder still hold the candidates.
 
     Returns:
         The verdict, the candidates in order of probability, and everything behind them.
@@ -131,8 +135,8 @@ def audit(
         >>> found.preflight.samples, found.report.name
         (4, 'report.html')
     """
-    began, given = time.monotonic(), locals()
-    options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
+    began, arguments = time.monotonic(), locals()
+    options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
         initial_key=initial_key, checkpoints=checkpoints, updates=updates,
@@ -141,6 +145,7 @@ def audit(
     check_method(examined, method)
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
+        files = given(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - RESERVE)
@@ -149,6 +154,9 @@ def audit(
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
         result = _both(case, found) if method is None and examined.moment is not None else _reading(case, found)
         _save(case, result)
+        settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
+        page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
+        write_atomically(result.report, page.encode())
         return result
 
 
@@ -194,6 +202,7 @@ def _reading(case: Case, found: Preflight, *, looks: int = 1) -> Audit:
         candidates=candidates,
         score=scored,
         report=case.folder / "report.html",
+        effort=AuditEffort.of(runs),
     )
 
 
@@ -266,7 +275,6 @@ def _save(case: Case, result: Audit) -> None:
             save_tensors(folder / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
     summary = _summary(result) | {"optimiser": None if result.optimiser is None else _summary(result.optimiser)}
     write_atomically(case.folder / "audit.json", (json.dumps(summary, indent=1) + "\n").encode())
-    write_atomically(result.report, render_audit(result, case.truth, case.folder.name).encode())
 
 
 def _summary(result: Audit) -> dict[str, Any]:

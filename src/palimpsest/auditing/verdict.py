@@ -20,6 +20,7 @@ from torch import Tensor
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import Ranking
+from palimpsest.auditing.reading import AuditEffort
 from palimpsest.scoring import Outcome, Score, Verdict
 
 LIKELY = 0.5  # probability from which a candidate counts
@@ -159,6 +160,7 @@ class Audit(Evidence):
         candidates: the candidates of all restarts, before any are merged.
         score: these candidates scored against the training images, if these were given.
         report: the path of the report.
+        effort: the reconstructions, and the time they took.
         optimiser: the same for the optimiser's state alone, if the file of the weights holds one.
     """
 
@@ -168,6 +170,7 @@ class Audit(Evidence):
     candidates: Tensor
     score: Score | None
     report: Path
+    effort: AuditEffort
     optimiser: "Audit | None" = None
 
     @property
