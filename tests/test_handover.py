@@ -14,7 +14,7 @@ import torch
 
 import palimpsest as pal
 from audited import mlp, trained, truth
-from palimpsest.auditing.handover import calibrated, readings, summary
+from palimpsest.auditing.handover import calibrated, summary
 from palimpsest.auditing.page import render_audit
 from palimpsest.cli.main import main
 from palimpsest.files import storage
@@ -125,7 +125,7 @@ def test_the_effort_is_what_was_done(plain):
     assert (effort.restarts, effort.control_runs) == (2, 4)
     assert effort.seconds > 0 < effort.control_seconds
     assert len(effort.devices) == 1
-    text = summary(readings(plain), {})["Effort"][0]
+    text = summary([plain], plain.preflight, {})["Effort"][0]
     assert len(re.findall("<time>.*?</time>", text)) == 2
 
 
@@ -148,11 +148,11 @@ def test_a_control_that_moved_less_shows_beside_its_number(plain):
 
 
 def test_probabilities_outside_the_calibration_are_called_ranks(plain):
-    assert calibrated(plain)
+    assert calibrated(plain, plain.preflight)
     others = [replace(plain, method="path"), replace(plain, plan=replace(plain.plan, at=(0.15, 0.85)))]
     others.append(replace(plain, preflight=replace(plain.preflight, bound=None)))  # convolutional
     for audit in others:
-        assert not calibrated(audit)
+        assert not calibrated(audit, audit.preflight)
         page = Sections(render_audit(audit, None, "audit"))
         assert all("not calibrated" in page.text[section] for section in ("verdict", "candidates", "evidence"))
     assert "not calibrated" not in render_audit(plain, None, "audit")
@@ -169,7 +169,7 @@ def test_leakage_as_a_whole_has_its_own_headline(plain):
         leaking = replace(leaking, verdict=pal.auditing.verdict.judge(leaking))
         said = Sections(render_audit(leaking, None, "audit")).text["verdict"].partition("Leakage")[0:3:2]
         assert ("as a whole" in said[1].splitlines()[0]) == comparison.as_a_whole
-        affected = summary(readings(leaking), {})["Images affected"][0]
+        affected = summary([leaking], leaking.preflight, {})["Images affected"][0]
         assert ("as a whole" in affected) == comparison.as_a_whole
 
 
@@ -187,6 +187,13 @@ def test_the_last_page_has_the_checksums_that_a_reader_can_make(audited, html):
     assert config == hashlib.sha256((folder / "audit" / "config.json").read_bytes()).hexdigest()
     assert source_digest() in page.text["files"]
     assert str(folder) not in html
+
+
+def test_checkpoints_of_a_generator_are_on_the_last_page_too(audited, tmp_path):
+    few = {"candidates": 4, "steps": 5, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
+    weights, steps = audited[1] / "epochs" / "2.pt", (audited[1] / "epochs").glob("*.pt")
+    found = pal.audit(mlp, weights, checkpoints=steps, image_shape=(1, 8, 8), out=tmp_path / "a", method="path", **few)
+    assert {"0.pt", "1.pt", "2.pt"} <= {row[0] for row in Sections(found.report.read_text()).rows["files"]}
 
 
 def test_a_folder_of_images_has_the_checksum_of_a_shell(tmp_path):

@@ -13,7 +13,7 @@ audit.json, report.html  the verdict and the evidence behind it                 
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -137,6 +137,7 @@ def audit(
     """
     began, arguments = time.monotonic(), locals()
     options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
         initial_key=initial_key, checkpoints=checkpoints, updates=updates,
@@ -158,6 +159,11 @@ def audit(
         page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
         write_atomically(result.report, page.encode())
         return result
+
+
+def _kept(sources: Any) -> Any:
+    """Sources that can be gone through twice: for the weights, and for the checksums."""
+    return list(sources) if isinstance(sources, Iterator) else sources
 
 
 def _both(case: Case, found: Preflight) -> Audit:

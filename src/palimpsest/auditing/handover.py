@@ -3,12 +3,13 @@
 docs/handing-over.md maps its items to Opinion 28/2024 of the European Data Protection Board.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import replace
 
 from markupsafe import Markup
 
 from palimpsest.auditing.given import Given
+from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.verdict import Audit, judge
 from palimpsest.report.words import duration
 
@@ -35,24 +36,23 @@ def readings(audit: Audit) -> dict[str, Audit]:
     return found if audit.optimiser is None else found | {"optimiser": audit.optimiser}
 
 
-def calibrated(audit: Audit) -> bool:
+def calibrated(audit: Audit, found: Preflight) -> bool:
     """Whether the probabilities are frequencies.
 
     Their map was fitted on dense networks, read by NTK at one tangent point. Elsewhere they are ranks.
     """
-    return audit.method == "ntk" and len(audit.plan.at) == 1 and audit.preflight.bound is not None
+    return audit.method == "ntk" and len(audit.plan.at) == 1 and found.bound is not None
 
 
-def summary(found: Mapping[str, Audit], given: Given) -> dict[str, list[str]]:
+def summary(every: Sequence[Audit], found: Preflight, given: Given) -> dict[str, list[str]]:
     """For each item, a text per reading, or one for all: means, knowledge, effort, result, tests, and the rest."""
-    every = list(found.values())
     return {
         "Means tried": [_means(audit) for audit in every],
-        "Knowledge assumed": [_knowledge(audit, given) for audit in every],
+        "Knowledge assumed": [_knowledge(audit, found, given) for audit in every],
         "Effort": [_effort(audit) for audit in every],
-        "Images affected": [_affected(audit) for audit in every],
+        "Images affected": [_affected(audit, calibrated(audit, found)) for audit in every],
         "Controls": [_controls(audit) for audit in every],
-        "Not tried": [_not_tried(found, given)],
+        "Not tried": [_not_tried({audit.method for audit in every}, given)],
     }
 
 
@@ -60,14 +60,14 @@ def _means(audit: Audit) -> str:
     return f"Method {audit.method}: searches images whose gradients explain {MEANS[audit.method]}."
 
 
-def _knowledge(audit: Audit, given: Given) -> str:
+def _knowledge(audit: Audit, found: Preflight, given: Given) -> str:
     known = ["The network's code", "the trained weights"]
     known += ["the initial weights"] if audit.method == "ntk" else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
     known += ["the optimiser's state"] if audit.method == "gradient" else []
     count = "unknown"
     if audit.samples is not None:
-        counted = "counted in the first layer" if audit.preflight.samples == audit.samples else "as given"
+        counted = "counted in the first layer" if found.samples == audit.samples else "as given"
         count = f"{audit.samples}, {counted}"
     score = " The images themselves serve the scores only." if audit.score else ""
     return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"
@@ -83,7 +83,7 @@ def _effort(audit: Audit) -> str:
     return line if audit.finished else line + " The time ran out before the plan was done."
 
 
-def _affected(audit: Audit) -> str:
+def _affected(audit: Audit, frequencies: bool) -> str:
     comparison, verdict = audit.comparison, audit.verdict
     if audit.compared and comparison is not None and comparison.interval is not None:
         count = f"{comparison.recovered} of {comparison.total} training images recovered"
@@ -93,7 +93,7 @@ def _affected(audit: Audit) -> str:
         return f"{count}, {f'at least {low} beyond chance' if low else 'no more than by chance'}."
     if not verdict.likely:
         return "None identified."
-    rank = "" if calibrated(audit) else ", by an estimate that is not calibrated here"
+    rank = "" if frequencies else ", by an estimate that is not calibrated here"
     return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real{rank}. Which ones is unknown."
 
 
@@ -109,13 +109,13 @@ def _controls(audit: Audit) -> str:
     return f"{negative}. {positive}."
 
 
-def _not_tried(found: Mapping[str, Audit], given: Given) -> str:
-    """Material that was not given or not used, and attacks that do not exist here."""
-    used = {
-        "the initial weights, or the seed that makes them": "initial weights" in given,
-        "weights on the way": any(kind in given for kind in SEGMENTS),
-        "the optimiser's state": any(audit.method == "gradient" for audit in found.values()),
-    }
-    missing = [name for name, known in used.items() if not known]
-    stronger = f"An attacker who has more may read more: {', '.join(missing)}. " if missing else ""
-    return stronger + NOT_IN_PALIMPSEST
+def _not_tried(methods: set[str], given: Given) -> str:
+    """Material that was not given, or given and not used, and attacks that do not exist here."""
+    users = {"initial weights": {"ntk", "path"}, "checkpoints": {"path"}, "updates": {"path"}}
+    unused = [kind for kind, its in users.items() if kind in given and not its & methods]
+    missing = [] if "initial weights" in given else ["the initial weights, or the seed that makes them"]
+    missing += [] if any(kind in given for kind in SEGMENTS) else ["weights on the way"]
+    missing += [] if "gradient" in methods else ["the optimiser's state"]
+    lines = [f"Given, but not used: {', '.join(unused)}."] if unused else []
+    lines += [f"An attacker who has more may read more: {', '.join(missing)}."] if missing else []
+    return " ".join([*lines, NOT_IN_PALIMPSEST])
