@@ -10,7 +10,7 @@ from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import rank
-from palimpsest.auditing.reading import posed, read_all
+from palimpsest.auditing.reading import AuditEffort, posed, read_all
 from palimpsest.auditing.result import Reading
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
@@ -42,7 +42,15 @@ def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Rea
         finished=finished,
     )
     verdict = replace(judge(evidence), of=attacker.name)
-    return Reading(**vars(evidence), attacker=attacker, verdict=verdict, plan=plan, candidates=candidates, score=scored)
+    return Reading(
+        **vars(evidence),
+        attacker=attacker,
+        verdict=verdict,
+        plan=plan,
+        candidates=candidates,
+        score=scored,
+        effort=AuditEffort.of(runs),
+    )
 
 
 def _plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:

@@ -13,7 +13,7 @@ audit.json, report.html  the verdict and the evidence behind it                 
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from palimpsest.auditing.attack import read
 from palimpsest.auditing.case import Case, Clock
+from palimpsest.auditing.given import given
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
@@ -35,7 +36,7 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.files.schema import Positive, check_options
 from palimpsest.files.series import InMemory, Sources
-from palimpsest.files.storage import digest, save_tensors, write_atomically
+from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
@@ -72,6 +73,7 @@ def audit(
     total_variation: Strength | None = None,
     controls: bool = True,
     seed: int = 0,
+    redact: bool = False,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
@@ -109,6 +111,8 @@ def audit(
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.
         seed: the seed of the candidates and the controls.
+        redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
+            report again. The tensors in the folder still hold the candidates.
 
     Returns:
         The verdict, the candidates in order of probability, and everything behind them: those of the rung with the
@@ -126,8 +130,9 @@ def audit(
         >>> found.preflight.samples, found.report.name
         (4, 'report.html')
     """
-    began, given = time.monotonic(), locals()
-    options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
+    began, arguments = time.monotonic(), locals()
+    options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
         initial_key=initial_key, checkpoints=checkpoints, updates=updates,
@@ -136,6 +141,7 @@ def audit(
     check_rungs(examined, options)
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
+        files = given(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - RESERVE)
@@ -144,7 +150,15 @@ def audit(
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
         result = _climb(case, found)
         _save(case, result)
+        settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
+        page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
+        write_atomically(result.report, page.encode())
         return result
+
+
+def _kept(sources: Any) -> Any:
+    """Sources that can be gone through twice: for the weights, and for the checksums."""
+    return list(sources) if isinstance(sources, Iterator) else sources
 
 
 def _climb(case: Case, found: Preflight) -> Audit:
@@ -207,4 +221,3 @@ def _save(case: Case, result: Audit) -> None:
         tensors = {field: getattr(reading.ranking, field) for field in ("images", "probability", "agreement")}
         save_tensors(case.folder / name / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
     write_atomically(case.folder / "audit.json", (json.dumps(summary(result), indent=1) + "\n").encode())
-    write_atomically(result.report, render_audit(result, case.truth, case.folder.name).encode())

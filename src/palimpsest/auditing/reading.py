@@ -1,5 +1,11 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -22,6 +28,24 @@ from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
+
+
+@dataclass(frozen=True)
+class AuditEffort:
+    """The reconstructions behind a verdict, and the time they took."""
+
+    restarts: int
+    seconds: float
+    control_runs: int
+    control_seconds: float
+    devices: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Sequence[Run]]) -> Self:
+        ours, others = list(runs["subject"]), [*runs["negative"], *runs["positive"]]
+        spent = (sum(run.seconds for run in group) for group in (ours, others))
+        devices = {run.device for run in (*ours, *others) if run.device}
+        return cls(len(ours), next(spent), len(others), next(spent), tuple(sorted(devices)))
 
 
 def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
@@ -80,7 +104,7 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
         if role != "subject":  # a report shows something of the subject even without time
             case.clock.check()
         note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else CONTROL_RUNS}")
-        (problem, space), shape = _problem(case, plan, role), case.subject.image_shape
+        (problem, space), shape, began = _problem(case, plan, role), case.subject.image_shape, time.monotonic()
         try:
             rec = reconstruct(
                 problem,
@@ -95,8 +119,10 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
                 callbacks=[case.clock],
             )
         except DivergenceError:
-            return {"images": torch.zeros(0, *shape), "contributions": torch.zeros(0)}, {"loss": 1.0}
-        return candidates(problem, rec.images, rec.multipliers, rec.labels)
+            made: Contents = {"images": torch.zeros(0, *shape), "contributions": torch.zeros(0)}, {"loss": 1.0}
+        else:
+            made = candidates(problem, rec.images, rec.multipliers, rec.labels)
+        return made[0], {**made[1], "seconds": time.monotonic() - began, "device": _in_words(case.device)}
 
     run = cached_tensors(path, digest(case.owner, role, number), compute, Run.of)
     checkpoint.unlink(missing_ok=True)
@@ -130,3 +156,10 @@ def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tenso
     loss = float(problem.loss(x, multipliers, labels) / T2)
     shares = contributions(problem, x, multipliers, labels).square() / T2
     return {"images": x.cpu(), "contributions": shares.cpu()}, {"loss": loss}
+
+
+def _in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{device.type.upper()} ({platform.machine()}, {threads} {'thread' if threads == 1 else 'threads'})"

@@ -11,6 +11,7 @@ from palimpsest.auditing.agreement import ALIKE
 from palimpsest.auditing.ladder import MISSING, NO_TIME, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.verdict import OUT_OF_TIME, AuditVerdict, Evidence
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
@@ -30,6 +31,7 @@ class Reading(Evidence):
         plan: every choice of this reading.
         candidates: the candidates of all restarts, before any are merged.
         score: these candidates scored against the training images, if these were given.
+        effort: the reconstructions, and the time they took.
     """
 
     attacker: Attacker
@@ -37,6 +39,7 @@ class Reading(Evidence):
     plan: Plan
     candidates: Tensor
     score: Score | None
+    effort: AuditEffort
 
     @property
     def exposes(self) -> int | None:

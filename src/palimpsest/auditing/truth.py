@@ -28,6 +28,7 @@ class Truth:
         mean: the number or image that was subtracted before training.
         std: the number or image that was divided by.
         classes: the names of the classes, in the order of their numbers.
+        sources: the files or folders of the training and of the held-out images, if they were read from any.
 
     Examples:
         >>> Truth(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]), mean=0.5, std=0.25).seen.unique()
@@ -40,6 +41,7 @@ class Truth:
     mean: Tensor | float = 0.0
     std: Tensor | float = 1.0
     classes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.held_out is not None:
@@ -92,7 +94,8 @@ def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape:
     source = _source(images, image_shape)
     other = None if held_out is None else unit(_source(held_out, image_shape).images)
     labels = torch.from_numpy(source.labels.astype(np.int64))
-    return Truth(unit(source.images), labels, other, numbers(mean, image_shape), deviation, source.classes)
+    sources = (images,) if held_out is None else (images, held_out)
+    return Truth(unit(source.images), labels, other, numbers(mean, image_shape), deviation, source.classes, sources)
 
 
 def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:

@@ -55,6 +55,8 @@ class AuditCommand:
     options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
+    redact: bool = False
+    """Leave all pictures out of the report. On a finished folder, only the report is written again."""
 
     def run(self) -> None:
         shape, known = image_shape(self.shape), None
@@ -76,6 +78,7 @@ class AuditCommand:
                 initial_key=self.initial_key,
                 truth=known,
                 device=torch_device(self.device),
+                redact=self.redact,
                 **vars(self.options),
             )
         print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
