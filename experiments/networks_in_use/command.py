@@ -46,8 +46,9 @@ class Part:
             return f"{self.row.name} seed {self.seed}: out of time"
         row, seed, device = self.row, self.seed, reading.device()
         images = training.load(row, seed)
-        layout = torch.channels_last if row.kind == "resnet" else torch.preserve_format  # as usual for ResNets
-        model = training.before(row, seed, self.scratch).to(device, memory_format=layout).eval()
+        model = training.before(row, seed, self.scratch).to(device).eval()
+        if row.kind == "resnet":
+            model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = (images.train - images.mean).to(device)
         y = images.labels.to(device) if row.classes == 10 else images.labels.to(device).float()
         began = time.perf_counter()
