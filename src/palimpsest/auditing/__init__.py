@@ -1,14 +1,16 @@
 """Audit a network that was trained elsewhere, without its training images and without changes to its code."""
 
 from palimpsest.auditing.audit import audit
+from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
+from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Audit, Evidence
+from palimpsest.auditing.verdict import Evidence
 
 __all__ = [
-    "Audit", "Evidence", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise",
-    "subject",
+    "Attacker", "Audit", "Evidence", "Options", "Preflight", "Reading", "Rung", "Subject", "Truth", "audit",
+    "preflight", "recovery_under_noise", "subject",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ alone do not distinguish a ReLU from a tanh, and code may change without changin
 
 import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -28,7 +29,7 @@ TOLERANCE = 1e-3  # of the largest output: above the rounding of other machines,
 
 def claim(folder: RunFolder, examined: Subject, network: str | Factory, options: Options, truth: Truth | None) -> None:
     """Make the folder this audit's, or refuse it if it holds another run."""
-    asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
+    asked = json.loads(json.dumps({name: value for name, value in asdict(options).items() if name != "minutes"}))
     mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _checksum(examined, truth)}
     with torch.no_grad():
         outputs = examined.model(probe(examined.image_shape)).reshape(PROBES, -1)[:, :MOST_OUTPUTS].flatten().tolist()

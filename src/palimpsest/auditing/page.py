@@ -1,31 +1,25 @@
 """The report of an audit: verdict, evidence, preflight, controls, limits, and ways to lower the risk."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import resources
 
+from palimpsest.auditing.ladder import MISSING
+from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Audit, judge
 from palimpsest.files.versions import versions
 from palimpsest.report.figures import probabilities
 from palimpsest.report.page import page
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.scoring import metrics
 
-MOST = 100  # candidates shown
+MOST, FEW = 100, 20  # candidates shown, of the rung behind the headline and of the others
 
 
 def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
     """The whole page as text. It does not depend on when or how often the audit was interrupted."""
-    verdict, headline, optimiser = audit.verdict, audit.advice, audit.optimiser
-    other = (
-        None
-        if optimiser is None
-        else replace(audit, verdict=judge(audit))
-        if audit.decisive is optimiser
-        else optimiser
-    )
-    audit = audit.decisive  # the page shows its numbers, and the other reading in a section of its own
+    verdict = audit.verdict
+    others = [each for each in audit.readings.values() if each.attacker.name != audit.attacker.name]
     ranking, drawing = audit.ranking, None
     plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
     if audit.negative is not None and len(ranking):
@@ -35,12 +29,11 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         title=f"{name}: an audit of what can be read out of the weights",
         outcome=verdict.outcome,
         sentence=verdict.sentence,
-        headline_advice=headline,
         audit=audit,
-        other=other,
+        missing=MISSING,
+        others=[(each, _plate(each, truth, FEW)) for each in others],
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
-        plate=_plate(audit, truth),
-        other_plate=[] if other is None else _plate(other, truth),
+        plate=_plate(audit, truth, MOST),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,
@@ -49,11 +42,11 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
     )
 
 
-def _plate(audit: Audit, truth: Truth | None) -> list[list[Picture]]:
+def _plate(audit: Reading, truth: Truth | None, most: int) -> list[list[Picture]]:
     """A column per candidate, the likeliest first: its picture, and the nearest training image if there are any."""
     ranking, likely = audit.ranking, audit.verdict.likely
     mean, std = (0.0, 1.0) if truth is None else (truth.mean, truth.std)
-    images = ranking.images[:MOST] * std + mean
+    images = ranking.images[:most] * std + mean
     columns = []
     for i, (image, p, agreement) in enumerate(zip(images, ranking.probability, ranking.agreement, strict=False)):
         alt = f"Candidate {i + 1}, probability {float(p):.0%}, agreement {float(agreement):.2f}"

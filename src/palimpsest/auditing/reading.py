@@ -24,11 +24,11 @@ SHARP = 200.0  # β at which contributions are measured, the last one of a recon
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
-def posed(subject: Subject, plan: Plan, within: problems.Within | None = None) -> tuple[Objective, Subspace | None]:
+def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
     """The planned method on these weights, each layer's equations weighted by how far they can be trusted.
 
-    Path and Gradient search the span of the images, if the first layer shows it and `within` is None. The space None
-    stands for all images.
+    The second value is the space to search; None stands for all images. If the plan searches a span, and these weights
+    do not show one, that is all images, too.
     """
     initial, at = subject.initial if plan.method == "ntk" else None, plan.at[0] if len(plan.at) == 1 else plan.at
     return problems.problem(
@@ -39,7 +39,7 @@ def posed(subject: Subject, plan: Plan, within: problems.Within | None = None) -
         gradient=subject.moment,
         image_shape=subject.image_shape,
         at=at or 0.5,
-        within=within if plan.method in ("path", "gradient") else "everywhere",
+        within=None if plan.within == "span" else "everywhere",
     )
 
 
@@ -112,13 +112,11 @@ def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
 
 
 def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
-    """The planned objective on the weights of a role, and its space. The negative control has that of the subject.
-
-    If the subject is searched everywhere, so are the controls, because it is easier to search a span.
-    """
-    problem, space = posed(case.subject, plan)
+    """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
     if role == "positive":
-        problem, space = posed(positive_control(case, plan), plan, "everywhere" if space is None else None)
+        problem, space = posed(positive_control(case, plan), plan)
+        return problem.to(case.device), space
+    problem, space = posed(case.subject, plan)
     if role == "negative":
         whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
         problem.whitening = whitening

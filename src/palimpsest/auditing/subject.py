@@ -31,6 +31,7 @@ Factory = Callable[..., nn.Module]
 Weights = Mapping[str, Tensor]
 PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
 PROBES = 2  # images that a network is tried on
+NOT_READ = "the optimiser's state is not read"
 
 
 @dataclass(frozen=True)
@@ -145,9 +146,9 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
     try:
         moment = moments(model, optimiser)
     except InvalidInputError as error:
-        return None, [f"the optimiser's state is not read: {error}"]
+        return None, [f"{NOT_READ}: {error}"]
     if not any(bool(m.any()) for m in moment.values()):
-        return None, ["the optimiser's state is not read: its first moment is zero"]
+        return None, [f"{NOT_READ}: its first moment is zero"]
     return moment, ["the file of the trained weights holds the optimiser's state, which is read too"]
 
 
