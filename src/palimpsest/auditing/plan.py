@@ -14,6 +14,7 @@ from palimpsest.runs.problems import Method, Within
 NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of NTK, and of Path on each segment
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
+ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points read more from about here on
 CONTROL_RUNS = 2  # of each control: agreement takes two
 USUAL_RESTARTS, MOST_RESTARTS = 3, 6
 MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
@@ -96,7 +97,8 @@ def timed_plan(plan: Plan, options: Options, budget: Budget) -> Plan:
 
     restarts, nodes = options.restarts or USUAL_RESTARTS, 1
     if plan.at:
-        nodes = options.tangents or (2 if affordable(restarts, 2) >= ENOUGH_STEPS else 1)
+        enough = ENOUGH_IN_SPAN if plan.within == "span" else ENOUGH_STEPS
+        nodes = options.tangents or (2 if affordable(restarts, 2) >= enough else 1)
     if options.restarts is None:
         restarts = 2 if affordable(USUAL_RESTARTS, nodes) < ENOUGH_STEPS // 2 else USUAL_RESTARTS
         while restarts < MOST_RESTARTS and affordable(restarts + 1, nodes) >= MOST_STEPS:
