@@ -136,8 +136,8 @@ class Audit(Reading):
 def decisive(readings: list[Reading]) -> Reading:
     """The reading of the greatest worry: of equal ones the one that exposes most, then the one that knows least.
 
-    W, W0 and C know more and more about the same weights. If one of them found nothing, the next one answers for it.
-    O reads the last gradients alone and does not answer for the others.
+    W, W0 and C know more and more about the same weights. If one of them found nothing, the next one counts.
+    O reads the last gradients alone and does not replace the others.
     """
     last = [each.attacker.name for each in readings if each.attacker.name != "O"][-1:]
     counted = [each for each in readings if each.verdict.found or each.attacker.name in ("O", *last)]
