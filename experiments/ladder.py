@@ -1,7 +1,7 @@
-"""What each piece of knowledge adds: one audit of a network of 40 pictures, with everything that its training left behind.
+"""What each piece of knowledge adds: an audit of a network of 40 pictures, with all that its training left behind.
 
-    python experiments/ladder.py             writes docs/results/ladder.json and the table in docs/auditing.md
-    python experiments/ladder.py --small     a version of seconds, which writes nothing
+python experiments/ladder.py             writes docs/results/ladder.json and the table in docs/auditing.md
+python experiments/ladder.py --small     a version of seconds, which writes nothing
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def main() -> None:
     table = tables.markdown(["rung", "adds", "method", "outcome", "exposes", "more"], shown)
     print(table, *found.summary, sep="\n")
     if not options.small:
-        RESULTS.write_text(json.dumps({"made by": made_by("python experiments/ladder.py"), "rows": made}, indent=1) + "\n")
+        content = made_by("python experiments/ladder.py") | {"rows": made}
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n")
         tables.write(PAGE, table)
 
 

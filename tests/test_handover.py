@@ -84,7 +84,7 @@ def audited(digits, tmp_path_factory):
     np.savez(folder / "train.npz", images=known.images.numpy(), labels=known.labels.numpy())
     np.savez(folder / "other.npz", images=known.held_out.numpy(), labels=np.arange(len(known.held_out)) % 2)
     files = ["--weights", folder / "epochs" / "2.pt", "--checkpoints", folder / "epochs"]
-    files += ["--data", folder / "train.npz", "--held-out", folder / "other.npz"]
+    files += ["--data", folder / "train.npz", "--held-out", folder / "other.npz", "--rungs", "C", "O"]
     command = ["audit", "--out", str(folder / "audit"), *MLP, *FEW, *map(str, files)]
     assert main(command) == 0
     return command, folder
@@ -99,9 +99,15 @@ def html(audited):
 def plain(digits, tmp_path_factory):
     """The result of an audit of a network with a known start, in Python."""
     initial, final = trained(mlp, digits, steps=100)
-    few = {"steps": 15, "restarts": 2, "tangents": 1, "control_steps": 100}
+    few = {"steps": 15, "restarts": 2, "tangents": 1, "control_steps": 100, "rungs": ["W0"]}
     out, shape = tmp_path_factory.mktemp("plain") / "audit", digits.image_shape
     return pal.audit(mlp, final, initial=initial, image_shape=shape, out=out, truth=truth(digits), **few)
+
+
+def changed(audit, **changes):
+    """The audit with other evidence on its only rung."""
+    rungs = [replace(rung, reading=rung.reading and replace(rung.reading, **changes)) for rung in audit.rungs]
+    return replace(audit, rungs=tuple(rungs), **changes)
 
 
 # --- the summary ---------------------------------------------------------------------------------
@@ -112,12 +118,12 @@ def test_the_summary_comes_first_and_the_files_last(html):
     assert list(page.rows)[:2] == ["verdict", "summary"]
     assert list(page.rows)[-1] == "files"
     head, *items = page.rows["summary"]
-    assert len(head) == 3  # two readings
+    assert len(head) == 3  # two rungs
     assert [row[0] for row in items] == [
         *("Means tried", "Knowledge assumed", "Effort", "Images affected", "Controls", "Not tried"),
     ]
     assert [len(row) for row in items] == [3] * 5 + [2]
-    assert "initial weights" in items[-1][1]  # they were not given
+    assert "the final weights" in items[-1][1]  # this rung was not chosen
 
 
 def test_the_effort_is_what_was_done(plain):
@@ -125,7 +131,7 @@ def test_the_effort_is_what_was_done(plain):
     assert (effort.restarts, effort.control_runs) == (2, 4)
     assert effort.seconds > 0 < effort.control_seconds
     assert len(effort.devices) == 1
-    text = summary([plain], plain.preflight, {})["Effort"][0]
+    text = summary(plain, {})["Effort"][0]
     assert len(re.findall("<time>.*?</time>", text)) == 2
 
 
@@ -141,7 +147,7 @@ def test_a_start_that_was_not_given_is_not_called_one(html, plain):
 
 
 def test_a_control_that_moved_less_shows_beside_its_number(plain):
-    lazy = replace(plain, positive=replace(plain.positive, way=0.3))
+    lazy = changed(plain, positive=replace(plain.positive, way=0.3))
     for audit in (plain, lazy):
         tiles = Sections(render_audit(audit, None, "audit")).text["verdict"].partition("What this means")[0]
         assert ("0.3 times" in tiles) == (audit is lazy)
@@ -149,7 +155,7 @@ def test_a_control_that_moved_less_shows_beside_its_number(plain):
 
 def test_probabilities_outside_the_calibration_are_called_ranks(plain):
     assert calibrated(plain, plain.preflight)
-    others = [replace(plain, method="path"), replace(plain, plan=replace(plain.plan, at=(0.15, 0.85)))]
+    others = [changed(plain, method="path"), changed(plain, plan=replace(plain.plan, at=(0.15, 0.85)))]
     others.append(replace(plain, preflight=replace(plain.preflight, bound=None)))  # convolutional
     for audit in others:
         assert not calibrated(audit, audit.preflight)
@@ -165,11 +171,11 @@ def test_leakage_as_a_whole_has_its_own_headline(plain):
     assert (whole.as_a_whole, single.as_a_whole) == (True, False)
     assert whole.sentence.startswith("Leakage as a whole:")
     for comparison in (whole, single):
-        leaking = replace(plain, comparison=comparison)
-        leaking = replace(leaking, verdict=pal.auditing.verdict.judge(leaking))
+        leaking = changed(plain, comparison=comparison)
+        leaking = changed(leaking, verdict=pal.auditing.verdict.judge(leaking))
         said = Sections(render_audit(leaking, None, "audit")).text["verdict"].partition("Leakage")[0:3:2]
         assert ("as a whole" in said[1].splitlines()[0]) == comparison.as_a_whole
-        affected = summary([leaking], leaking.preflight, {})["Images affected"][0]
+        affected = summary(leaking, {})["Images affected"][0]
         assert ("as a whole" in affected) == comparison.as_a_whole
 
 
@@ -192,7 +198,7 @@ def test_the_last_page_has_the_checksums_that_a_reader_can_make(audited, html):
 def test_checkpoints_of_a_generator_are_on_the_last_page_too(audited, tmp_path):
     few = {"candidates": 4, "steps": 5, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
     weights, steps = audited[1] / "epochs" / "2.pt", (audited[1] / "epochs").glob("*.pt")
-    found = pal.audit(mlp, weights, checkpoints=steps, image_shape=(1, 8, 8), out=tmp_path / "a", method="path", **few)
+    found = pal.audit(mlp, weights, checkpoints=steps, image_shape=(1, 8, 8), out=tmp_path / "a", rungs=["C"], **few)
     assert {"0.pt", "1.pt", "2.pt"} <= {row[0] for row in Sections(found.report.read_text()).rows["files"]}
 
 
@@ -209,7 +215,7 @@ def test_a_folder_of_images_has_the_checksum_of_a_shell(tmp_path):
 
 def test_a_redacted_report_has_no_picture_and_the_audit_is_not_run_again(audited, html, monkeypatch):
     (command, folder), out = audited, audited[1] / "audit"
-    ranking, _ = storage.load_tensors(out / "ranking.safetensors")
+    ranking, _ = storage.load_tensors(out / "C" / "ranking.safetensors")
     known = [data_uri(image) for image in torch.from_numpy(np.load(folder / "train.npz")["images"])]
     assert shown(ranking["images"][0] + 0.5) in html  # the search below would find them
     assert any(uri in html for uri in known)
@@ -243,5 +249,5 @@ def test_it_prints_on_a4_with_the_summary_on_a_page_of_its_own(audited, html, tm
 
     sizes = pages(html)
     assert {(round(float(width)), round(float(height))) for width, height in sizes} == {(595, 842)}
-    start, end = html.index('<section id="candidates">'), html.index('<section id="files">')
+    start, end = html.index('<section id="ladder">'), html.index('<section id="files">')
     assert len(pages(html[:start] + html[end:])) == 2  # the first page and the last

@@ -12,6 +12,7 @@ from palimpsest.auditing.ladder import NO_TIME, NOT_CHOSEN, Attacker, attackers
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import untimed_plan
 from palimpsest.auditing.preflight import preflight
+from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.result import Audit, Reading, Rung, decisive
 from palimpsest.auditing.verdict import OUT_OF_TIME, judge
 from palimpsest.scoring import Outcome, score
@@ -36,7 +37,15 @@ def reading(name, outcome=LEAKAGE, *, found=None, likely=0, images=None, recover
         held_out = torch.randn(40, *SHAPE, generator=torch.Generator().manual_seed(1))
         scored = score(MADE[recovered], MADE, held_out=held_out)
     evidence = vars(replace(BLIND, ranking=ranking, comparison=None if scored is None else scored.verdict))
-    return Reading(**evidence, attacker=attacker, verdict=verdict, plan=plan, candidates=MADE, score=scored)
+    return Reading(
+        **evidence,
+        attacker=attacker,
+        verdict=verdict,
+        plan=plan,
+        candidates=MADE,
+        score=scored,
+        effort=AuditEffort(2, 1.0, 4, 1.0, ()),
+    )
 
 
 OURS = fitted_mlp(steps=5)

@@ -177,7 +177,7 @@ def test_tied_weights_are_audited_to_the_end(knows_start, tmp_path):
     found = pal.audit(Tied, model.state_dict(), initial=start, image_shape=SHAPE, out=out, **QUICK)
     assert found.finished
     assert found.positive is not None
-    saved, _ = pal.storage.load_tensors(out / "control.safetensors")
+    saved, _ = pal.storage.load_tensors(out / found.attacker.name / "control.safetensors")
     assert torch.equal(saved["final/b.weight"], saved["final/c.weight"])
     if knows_start:
         assert torch.equal(saved["initial/b.weight"], initial["b.weight"])
