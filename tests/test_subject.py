@@ -41,9 +41,10 @@ def test_a_factory_that_returns_one_network_again_and_again_is_as_good_as_any(tm
     model, initial = trained()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     found = {}
+    known = {"initial": initial, "image_shape": SHAPE, "rungs": ["W0"]}
     for name, make in {"fresh": mlp, "same": lambda: model}.items():
         out = tmp_path / name / "audit"
-        found[name] = pal.audit(make, model.state_dict(), initial=initial, image_shape=SHAPE, out=out, **QUICK)
+        found[name] = pal.audit(make, model.state_dict(), out=out, **known, **QUICK)
     assert found["same"].plan.method == "ntk"
     results = [(tmp_path / name / "audit" / "audit.json").read_text() for name in found]
     assert results[0] == results[1]
