@@ -1,6 +1,7 @@
 """Audit a network that was trained elsewhere, without its training images and without changes to its code."""
 
 from palimpsest.auditing.audit import audit
+from palimpsest.auditing.membership import Membership, membership
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
@@ -9,6 +10,6 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Audit, Evidence
 
 __all__ = [
-    "Audit", "Evidence", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise",
-    "subject",
+    "Audit", "Evidence", "Membership", "Options", "Preflight", "Subject", "Truth", "audit", "membership", "preflight",
+    "recovery_under_noise", "subject",
 ]  # fmt: skip
