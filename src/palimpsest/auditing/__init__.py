@@ -1,6 +1,7 @@
 """Audit a network that was trained elsewhere, without its training images and without changes to its code."""
 
 from palimpsest.auditing.audit import audit
+from palimpsest.auditing.given import Given
 from palimpsest.auditing.membership import Membership, membership
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
@@ -10,6 +11,6 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Audit, Evidence
 
 __all__ = [
-    "Audit", "Evidence", "Membership", "Options", "Preflight", "Subject", "Truth", "audit", "membership", "preflight",
-    "recovery_under_noise", "subject",
+    "Audit", "Evidence", "Given", "Membership", "Options", "Preflight", "Subject", "Truth", "audit", "membership",
+    "preflight", "recovery_under_noise", "subject",
 ]  # fmt: skip

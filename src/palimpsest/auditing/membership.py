@@ -17,14 +17,12 @@ from typing import Annotated, Any
 import torch
 from torch import Tensor
 
+from palimpsest.auditing.given import Given, check_apart
 from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
 from palimpsest.auditing.subject import Factory, subject
-from palimpsest.auditing.traces import Statistic, traces
-from palimpsest.auditing.truth import numbers
-from palimpsest.datasets import arrays, folder
-from palimpsest.datasets.base import unit
-from palimpsest.errors import DataError, InvalidInputError
+from palimpsest.auditing.traces import Loss, Statistic, loss_trace, traces
+from palimpsest.errors import InvalidInputError
 from palimpsest.files.schema import Range, check_options
 from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import write_atomically
@@ -37,21 +35,17 @@ LEVEL = 0.01
 
 
 @dataclass(frozen=True)
-class Given:
-    """Images (N, C, H, W) in [0, 1], and the name of each."""
-
-    images: Tensor
-    names: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class MembershipOptions:
     """Options of a membership test."""
 
     level: Annotated[float, Range(above=0, most=0.5)] = LEVEL
     """The rate of false positives at which images are named."""
     statistic: Statistic | None = None
-    """span: how much of the image a dense layer's change holds. gradients: works for any network. Omitted: chosen."""
+    """span: how much of the image a dense layer's change holds. gradients: works for any network. loss: the final
+    weights fit the image. If omitted: the best that the material allows."""
+    loss: Loss | None = None
+    """The loss of the training: squared, logistic (one output) or cross_entropy. With the final weights alone, the loss
+    of an image tells most. It needs classes: a sub-folder each, in --images and --held-out."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ def membership(
     network: str | Factory,
     weights: Path | str | Mapping[str, Tensor],
     images: Given | Tensor,
-    held_out: Tensor,
+    held_out: Given | Tensor,
     *,
     network_args: Mapping[str, Any] | None = None,
     initial: Path | str | Mapping[str, Tensor] | None = None,
@@ -120,6 +114,7 @@ def membership(
     std: Tensor | float = 1.0,
     level: float = LEVEL,
     statistic: Statistic | None = None,
+    loss: Loss | None = None,
     device: torch.device | str = "cpu",
     out: Path | str | None = None,
 ) -> Membership:
@@ -131,7 +126,7 @@ def membership(
     Args:
         network: a function that makes the network, or its place, as for `pal.audit`.
         weights: the trained weights, a state dict or a file that holds one.
-        images: (n, C, H, W) the images to test, in [0, 1].
+        images: (n, C, H, W) the images to test, in [0, 1], or `pal.auditing.Given` with names and labels.
         held_out: (m, C, H, W) images of the same kind that were not trained on. Rates below 1/(m + 1) need more.
         network_args: keyword arguments of that function.
         initial: the weights before training. Without them or checkpoints, little can be told.
@@ -142,7 +137,10 @@ def membership(
         mean: the number or image that was subtracted before training.
         std: the number or image that was divided by.
         level: the rate of false positives at which images are named.
-        statistic: ``"span"`` or ``"gradients"``. None chooses the span if a dense layer shows it.
+        statistic: ``"span"``, ``"gradients"`` or ``"loss"``. None chooses the span if a dense layer shows it. With the
+            final weights alone, it chooses the loss if that is given.
+        loss: the loss of the training: ``"squared"``, ``"logistic"`` (one output) or ``"cross_entropy"``. The images
+            then need labels.
         device: where to compute.
         out: a folder for ``membership.csv``, ``membership.json`` and ``membership.html``.
 
@@ -159,9 +157,9 @@ def membership(
         >>> int(found.named.sum()), round(found.rates.verdict.auc, 2)
         (10, 1.0)
     """
-    check_options(MembershipOptions(level, statistic))
-    given = images if isinstance(images, Given) else Given(images, tuple(str(i) for i in range(len(images))))
-    _check(given, held_out)
+    check_options(MembershipOptions(level, statistic, loss))
+    given, others = (some if isinstance(some, Given) else Given(some) for some in (images, held_out))
+    check_apart(given, others)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=tuple(given.images.shape[1:]),
         key=key, initial_key=initial_key, checkpoints=checkpoints, updates=updates,
@@ -169,64 +167,45 @@ def membership(
     check_start(examined)
     for remark in examined.remarks:
         note(remark)
-    device, model = torch.device(device), examined.model.to(device)
-    end = model.state_dict()
-    segments = [tuple(_on(state, device) for state in segment) for segment in examined.segments]
+    model = examined.model.to(device)
+    segments = [(_on(a, device), _on(b, device)) for a, b in examined.segments]
     if not segments and examined.initial is not None:
-        segments = [(_on(examined.initial, device), end)]
-    seen = ((torch.cat([given.images, held_out.to(given.images)]) - mean) / std).to(next(model.parameters()))
-    found = traces(model, segments, seen, statistic=statistic)  # type: ignore[arg-type]
-    ours, others = found.values.cpu().split([len(given.images), len(held_out)])
-    knowledge = "the final weights" if not segments else "initial and final weights"
-    knowledge = f"the weights at both ends of {len(segments)} segments" if len(segments) > 1 else knowledge
-    at = tuple(dict.fromkeys([level, *RATES]))
-    compared = rates(ours, others, at=at)
-    result = Membership(given.names, ours, others, compared, level, found.statistic, found.layer, knowledge)
+        segments = [(_on(examined.initial, device), model.state_dict())]
+    seen = ((torch.cat([given.images, others.images.to(given.images)]) - mean) / std).to(next(model.parameters()))
+    if statistic == "loss" or (statistic is None and loss is not None and not segments):
+        found = loss_trace(model, seen, _labels(given, others), loss)
+    else:
+        if not segments and loss is None:
+            note("the final weights alone tell little by gradients; give --initial, or --loss and classes")
+        found = traces(model, segments, seen, statistic=statistic)
+    ours, theirs = found.values.cpu().split([len(given), len(others)])
+    compared = rates(ours, theirs, at=tuple(dict.fromkeys([level, *RATES])))
+    known = _knowledge(len(segments), found.statistic)
+    result = Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known)
     if out is not None:
         save(result, given, Path(out))
     return result
 
 
-def _on(state: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+def _labels(given: Given, held_out: Given) -> Tensor:
+    if given.labels is None or held_out.labels is None:
+        raise InvalidInputError("the loss needs labels of the given and of the held-out images; give both")
+    return torch.cat([given.labels, held_out.labels.to(given.labels)])
+
+
+def _knowledge(segments: int, statistic: Statistic) -> str:
+    if statistic == "loss":
+        return "the final weights and the labels"
+    if segments > 1:
+        return f"the weights at both ends of {segments} segments"
+    return "the initial and the final weights" if segments else "the final weights"
+
+
+def _on(state: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
     return {name: t.to(device) for name, t in state.items()}
 
 
-def _check(given: Given, held_out: Tensor) -> None:
-    if len(given.images) == 0 or len(held_out) == 0:
-        raise InvalidInputError("there are no given or no held-out images; give at least one of each")
-    if given.images.shape[1:] != held_out.shape[1:]:
-        shapes = f"{tuple(given.images.shape[1:])} and held-out images {tuple(held_out.shape[1:])}"
-        raise InvalidInputError(f"the given images are {shapes}; bring both to the size that the network sees")
-    known = {image.numpy().tobytes(): name for image, name in zip(given.images.cpu(), given.names, strict=True)}
-    for image in held_out.to(given.images).cpu():
-        if (name := known.get(image.numpy().tobytes())) is not None:
-            raise InvalidInputError(f"the image {name} is also held out; hold out other images")
-
-
 # --- files ------------------------------------------------------------------------------------------
-
-
-def load_images(place: str, image_shape: tuple[int, ...]) -> Given:
-    """The images of a folder, or of its sub-folders, or of an .npz file."""
-    path = Path(place).expanduser()
-    if not path.exists():
-        raise DataError(f"there is no {place}; give a folder with images, or an .npz file")
-    if path.is_dir():
-        images, names = folder.read_unlabelled(path)
-    else:
-        images = arrays.read_unlabelled(path)
-        names = [str(i) for i in range(len(images))]
-    if images.shape[1:] != image_shape:
-        raise DataError(f"the images of {place} are {images.shape[1:]} but the network sees {image_shape}; resize them")
-    return Given(unit(images), tuple(names))
-
-
-def scale(mean: str, std: str, image_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation that a user gave, as for an audit."""
-    deviation = numbers(std, image_shape)
-    if not bool((deviation > 0).all() and deviation.isfinite().all()):
-        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
-    return numbers(mean, image_shape), deviation
 
 
 def save(found: Membership, given: Given, out: Path) -> None:

@@ -15,6 +15,8 @@ how much the unexplained share of the target T grows if the multipliers of image
 
     λ_iᵀ D_i⁻¹ λ_i,   λ = (G + εI)⁻¹b,  G = FFᵀ,  b = FT,  D_i = block i of (G + εI)⁻¹.
 
+With the final weights alone, gradients tell little. The trace is then log(1 + 1/loss), from the labels.
+
 Every image, given or held out, is treated alike. So an image that was not trained on ranks anywhere among held-out
 images, whatever the network, and the ranks are p-values.
 """
@@ -33,8 +35,10 @@ from palimpsest.errors import InvalidInputError, NonFiniteError
 from palimpsest.objectives.autograd import Network, Parameters
 from palimpsest.objectives.binding import matching, parameters_of
 from palimpsest.span import shrinkage
+from palimpsest.training.losses import margins
 
-Statistic = Literal["span", "gradients"]
+Statistic = Literal["span", "gradients", "loss"]
+Loss = Literal["squared", "logistic", "cross_entropy"]
 Segment = tuple[Mapping[str, Tensor], Mapping[str, Tensor]]
 POINTS = (0.0, 0.5, 1.0)  # of a segment, at which inputs and gradients are taken
 SHRINK = 0.1  # s of the whitening, relative to the mean eigenvalue
@@ -255,3 +259,22 @@ def floor_drop(F: Tensor, T: Tensor) -> Tensor:
     λ = (inverse @ (rows @ T)).view(N, points)
     D = inverse.view(N, points, N, points).diagonal(dim1=0, dim2=2).permute(2, 0, 1)
     return (λ * torch.linalg.solve(D, λ)).sum(1) / T.square().sum().clamp_min(1e-300)
+
+
+# --- the loss ---------------------------------------------------------------------------------------
+
+
+def loss_trace(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss | None) -> Traces:
+    """log(1 + 1/L) of each image's loss L: how well the final weights fit it. Labels are classes 0…C−1."""
+    with torch.no_grad():
+        Φ = torch.cat([Network(model)(dict(model.state_dict()), part, None) for part in images.split(BATCH)]).double()
+    outputs = Φ.shape[1]
+    if loss not in ("squared", "logistic" if outputs == 1 else "cross_entropy"):
+        fitting = "squared or logistic" if outputs == 1 else "squared or cross_entropy"
+        raise InvalidInputError(f"the loss is {loss}; the network has {outputs} output(s), so give {fitting}")
+    if int(labels.min()) < 0 or int(labels.max()) >= max(2, outputs):
+        raise InvalidInputError(f"the labels go from {int(labels.min())} to {int(labels.max())}; the network tells "
+                                f"{max(2, outputs)} classes apart")  # fmt: skip
+    y = (2 * labels[:, None] - 1 if outputs == 1 else nn.functional.one_hot(labels, outputs)).to(Φ)
+    L = (Φ - y).square().sum(1) if loss == "squared" else nn.functional.softplus(-margins(Φ, y))
+    return Traces(torch.log1p(1 / L.clamp_min(1e-300)), "loss", None, 1.0)

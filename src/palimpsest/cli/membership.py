@@ -6,7 +6,8 @@ from typing import Annotated
 
 import tyro
 
-from palimpsest.auditing.membership import MembershipOptions, load_images, membership, scale
+from palimpsest.auditing import given
+from palimpsest.auditing.membership import MembershipOptions, membership
 from palimpsest.cli.shared import Device, image_shape, json_object, torch_device
 from palimpsest.runs.journal import printable
 
@@ -56,12 +57,15 @@ class MembershipCommand:
 
     def run(self) -> None:
         shape = image_shape(self.shape)
-        mean, std = scale(self.mean, self.std, shape)
+        mean, std = given.scale(self.mean, self.std, shape)
+        images, held_out = given.load(
+            self.images, self.held_out, image_shape=shape, labelled=self.options.loss is not None
+        )
         found = membership(
             self.network,
             self.weights,
-            load_images(self.images, shape),
-            load_images(self.held_out, shape).images,
+            images,
+            held_out,
             network_args=None if self.network_args is None else json_object(self.network_args, "--network-args"),
             initial=self.initial,
             checkpoints=self.checkpoints or None,
