@@ -46,15 +46,15 @@ class Part:
             return f"{self.row.name} seed {self.seed}: out of time"
         row, seed, device = self.row, self.seed, reading.device()
         images = training.load(row, seed)
-        model = training.before(row, seed, self.scratch).to(device).eval()
+        layout = torch.channels_last if row.kind == "resnet" else torch.preserve_format  # as usual for ResNets
+        model = training.before(row, seed, self.scratch).to(device, memory_format=layout).eval()
         x = (images.train - images.mean).to(device)
         y = images.labels.to(device) if row.classes == 10 else images.labels.to(device).float()
         began = time.perf_counter()
-        initial = {name: t.clone() for name, t in model.state_dict().items()}
-        model, trained = training.train(model, x, y, row.training, seed)
+        model, checkpoints, trained = training.train(model, x, y, row.training, seed, row.reading.segments)
         trained["seconds"] = round(time.perf_counter() - began, 1)
         try:
-            rec, read = reading.read(model, initial, row, images, seed=seed, ends=self.ends)
+            rec, read = reading.read(model, checkpoints, row, images, seed=seed, ends=self.ends)
         except reading.OutOfTimeError as stopped:
             return f"{row.name} seed {seed}: {stopped}"
         command = f"python experiments/networks_in_use --rows {row.name} --seeds {seed}" + " --small" * self.small

@@ -34,26 +34,28 @@ class Deadline(pal.Callback):
 
 
 def objective_of(
-    model: nn.Module, initial: dict[str, Tensor], reading: Reading
+    model: nn.Module, checkpoints: list[dict[str, Tensor]], reading: Reading
 ) -> tuple[Objective, Subspace | None, dict[str, Any]]:
     """The method, where it searches, and facts about the span."""
+    initial = checkpoints[0]
     if reading.method == "kkt-signed":
         return pal.KKT(model, signed=True, weights=reading.weights, initial=initial), None, {}
+    options: dict[str, Any] = {"at": reading.at, "weights": reading.weights}
     if reading.whitening is None:
-        return pal.NTK(model, initial, at=reading.at, weights=reading.weights), None, {}
-    span = pal.span(model, initial)
+        return pal.Path(model, checkpoints, **options), None, {}
+    span = pal.span(model, checkpoints)
     if reading.shrunk:
-        initial = dict(span.shrunk(initial))
-    objective = pal.NTK(model, initial, at=reading.at, weights=reading.weights, whitening=reading.whitening)
+        options["shrinkage"] = span.shrinkages
+    objective = pal.Path(model, checkpoints, whitening=reading.whitening, **options)
     return objective, span.subspace, {"images by the span": span.samples, "shrinkage": round(span.shrinkage, 6)}
 
 
 def read(
-    model: nn.Module, initial: dict[str, Tensor], row: Row, images: Images, *, seed: int, ends: float
+    model: nn.Module, checkpoints: list[dict[str, Tensor]], row: Row, images: Images, *, seed: int, ends: float
 ) -> tuple[Reconstruction, dict[str, Any]]:
     reading = row.reading
     began = time.perf_counter()
-    objective, within, facts = objective_of(model, initial, reading)
+    objective, within, facts = objective_of(model, checkpoints, reading)
     rec = pal.reconstruct(
         objective,
         image_shape=images.mean.shape,

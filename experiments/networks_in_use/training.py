@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -161,19 +162,55 @@ def optimiser_of(model: nn.Module, name: str, rate: float, *, decay: float = 0.0
     return torch.optim.SGD(parameters, lr=rate, momentum=0.9 if name == "momentum" else 0.0, weight_decay=decay)
 
 
-def train(model: nn.Module, x: Tensor, y: Tensor, recipe: Training, seed: int) -> tuple[nn.Module, dict[str, Any]]:
-    """The trained network, and facts about the training. The rate is halved if the loss explodes."""
+class Trail:
+    """Weights on the way, at most MOST of them. If there are more, every other one goes, and the gaps double."""
+
+    MOST = 64
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model, self.gap = model, 0.0
+        self.kept = [self._state()]
+
+    def _state(self) -> dict[str, Tensor]:
+        return {name: t.detach().clone() for name, t in self.model.state_dict().items()}
+
+    def distance(self, state: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+        return math.sqrt(sum(float((state[n] - other[n]).square().sum()) for n, _ in self.model.named_parameters()))
+
+    def look(self) -> None:
+        if self.distance(self.model.state_dict(), self.kept[-1]) > self.gap:
+            self.kept.append(self._state())
+        if len(self.kept) > self.MOST:
+            self.kept = self.kept[::2]
+            self.gap = 2 * max(self.gap, self.distance(self.kept[0], self.kept[-1]) / self.MOST)
+
+    def checkpoints(self, segments: int) -> list[dict[str, Tensor]]:
+        """The start, the end, and weights between them at equal distances from the start."""
+        start, end = self.kept[0], self._state()
+        far = [self.distance(state, start) for state in self.kept]
+        wanted = [self.distance(end, start) * j / segments for j in range(1, segments)]
+        between = [min(range(1, len(far)), key=lambda i, d=d: abs(far[i] - d)) for d in wanted]  # type: ignore[misc]
+        return [start, *(self.kept[i] for i in sorted(set(between))), end]
+
+
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, recipe: Training, seed: int, segments: int = 1
+) -> tuple[nn.Module, list[dict[str, Tensor]], dict[str, Any]]:
+    """The trained network, its checkpoints, and facts. The rate is halved if the loss explodes."""
     start, rate = copy.deepcopy(model.state_dict()), recipe.rate
     while True:
         model.load_state_dict(start)
         model.train(recipe.live_statistics)
-        facts = _trained(model, x, y, recipe, rate, seed)
+        trail = Trail(model)
+        facts = _trained(model, x, y, recipe, rate, seed, trail.look if segments > 1 else lambda: None)
         if facts is not None:
-            return model.eval(), facts
+            return model.eval(), trail.checkpoints(segments), facts
         rate /= 2
 
 
-def _trained(model: nn.Module, x: Tensor, y: Tensor, recipe: Training, rate: float, seed: int) -> dict | None:
+def _trained(
+    model: nn.Module, x: Tensor, y: Tensor, recipe: Training, rate: float, seed: int, look: Callable[[], None]
+) -> dict | None:
     """Facts, or None if the loss exploded."""
     optimiser = optimiser_of(model, recipe.optimiser, rate, decay=recipe.decay)
     order = torch.Generator().manual_seed(seed)
@@ -189,6 +226,7 @@ def _trained(model: nn.Module, x: Tensor, y: Tensor, recipe: Training, rate: flo
             optimiser.step()
             off = (outputs.detach().squeeze(1) - wanted).abs().max() if outputs.shape[1] == 1 else loss.detach()
             worst, steps = max(worst, float(off)), steps + 1
+            look()
             first = float(loss.detach()) if steps == 1 else first
         last = float(loss.detach())
         if not math.isfinite(last) or last > 20 * (1 + first):

@@ -80,6 +80,11 @@ class Lane:
                 makers[name] = partial(readers.ours, setting, network, data, recipe, seed=self.seed)
         if change := readers.WITH_INITIAL.get(setting.name):
             makers["with-initial"] = partial(readers.with_initial, setting, network, data, change, seed=self.seed)
+        if network.checkpoints:
+            makers["with-checkpoints"] = partial(
+                readers.with_initial, setting, network, data, readers.WITH_CHECKPOINTS, seed=self.seed,
+                checkpoints=network.checkpoints,
+            )  # fmt: skip
         for column, make in makers.items():
             if not self.columns or {column, column.split("-")[0]} & set(self.columns):
                 yield column, partial(self._part, column, "none", network, data, make)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -148,6 +149,7 @@ WITH_INITIAL = {  # as in the experiments of this repository with the same numbe
     "loo-cifar10-100": Recipe(prior_strength=(1.0, 0.01), whitening=0.7),
     "loo-cifar10-200": Recipe(prior_strength=(1.0, 0.03), whitening=0.7),
 }
+WITH_CHECKPOINTS = Recipe(total_variation=2.0, at=(0.5,))  # one tangent point on each segment
 TRIALS = {  # tried on the tuning seed alone
     "ours": SPAN,
     "ours-everywhere": Recipe(),
@@ -194,12 +196,25 @@ def image_space(model: nn.Module) -> pal.Subspace:
     return pal.Subspace(offset, (flat @ rows)[:, :-1])
 
 
-def with_initial(setting: Setting, network: Trained, data: DataSet, recipe: Recipe, *, seed: int) -> Reconstruction:
-    """The NTK method at three points between the initial weights and the final ones, within the span of the images."""
-    found = pal.span(network.model, network.initial)
+def with_initial(
+    setting: Setting,
+    network: Trained,
+    data: DataSet,
+    recipe: Recipe,
+    *,
+    seed: int,
+    checkpoints: Sequence[dict[str, Tensor]] = (),
+) -> Reconstruction:
+    """The NTK method on each segment between the initial weights, the checkpoints and the final weights.
+
+    It searches the span of the images.
+    """
+    found = pal.span(network.model, [network.initial, *checkpoints, network.model.state_dict()])
     network = cast(network, "tf32")
+    states = [{name: t.float() for name, t in state.items()} for state in (network.initial, *checkpoints)]
+    whitening = recipe.whitening if found.subspace else 0.0
     return pal.reconstruct(
-        pal.NTK(network.model, network.initial, at=recipe.at, whitening=recipe.whitening if found.subspace else 0.0),
+        pal.Path(network.model, [*states, network.model.state_dict()], at=recipe.at, whitening=whitening),
         image_shape=data.image_shape,
         within=found.subspace,
         seed=seed,

@@ -112,11 +112,12 @@ def network(setting: Setting, image_shape: tuple[int, ...], seed: int) -> nn.Mod
 
 @dataclass(frozen=True)
 class Trained:
-    """The network after training, its initial weights, and facts about the training."""
+    """The network after training, its initial weights, facts about the training, and weights on the way."""
 
     model: nn.Module
     initial: dict[str, Tensor]
     facts: dict[str, Any]
+    checkpoints: tuple[dict[str, Tensor], ...] = ()
 
 
 def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch: Path, results: Path) -> None:
@@ -142,7 +143,7 @@ def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch:
     def tell(step: int, losses: list[float]) -> None:
         history.append((step, [float(f"{loss:.5g}") for loss in losses]))
         for number, seed in enumerate(seeds if step in CHECKPOINTS else ()):
-            file = network_file(setting, seed, precision, scratch).with_suffix(f".step{step}.safetensors")
+            file = checkpoint_file(setting, seed, precision, scratch, step)
             save_tensors(file, {name: t.float() for name, t in descent.changes(number).items()}, {})
         if step % max(1, setting.training_steps // 20) < record_every:
             seconds = time.perf_counter() - began
@@ -161,7 +162,7 @@ def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch:
     for number, seed in enumerate(seeds):
         steps = next((step for step, losses in history if losses[number] <= setting.stop), descent.step)
         facts = {"precision": precision, "steps": steps, "seconds": round(seconds, 1), "at once": len(seeds)}
-        shrinkage = (1 - setting.learning_rate * setting.weight_decay) ** steps
+        shrinkage = decayed(setting, steps)
         kept = {name: t.to(dtype_of(precision)) for name, t in descent.changes(number).items()}
         facts |= _described(setting, data[number], built(setting, seed, data[number], kept, shrinkage))
         description = {"asked": _asked(setting), "facts": facts, "shrinkage": shrinkage}
@@ -182,7 +183,22 @@ def trained(setting: Setting, seed: int, precision: Precision, scratch: Path, re
         raise ValueError(f"{file} holds a network of other settings; delete it")
     model = built(setting, seed, data, kept, description["shrinkage"]).to(dtype_of(precision))
     start = network(setting, data.image_shape, seed).to(device(), dtype_of(precision))
-    return Trained(model, start.state_dict(), description["facts"])
+    files = [checkpoint_file(setting, seed, precision, scratch, step) for step in CHECKPOINTS]
+    between = [
+        built(setting, seed, data, load_tensors(file)[0], decayed(setting, step)).state_dict()
+        for file, step in zip(files, CHECKPOINTS, strict=True)
+        if file.exists()
+    ]
+    return Trained(model, start.state_dict(), description["facts"], tuple(between))
+
+
+def checkpoint_file(setting: Setting, seed: int, precision: Precision, scratch: Path, step: int) -> Path:
+    return network_file(setting, seed, precision, scratch).with_suffix(f".step{step}.safetensors")
+
+
+def decayed(setting: Setting, steps: int) -> float:
+    """By how much weight decay shrank the weights that the images do not move."""
+    return (1 - setting.learning_rate * setting.weight_decay) ** steps
 
 
 def network_file(setting: Setting, seed: int, precision: Precision, scratch: Path) -> Path:

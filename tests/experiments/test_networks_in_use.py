@@ -79,8 +79,23 @@ def test_the_shrunk_start_explains_what_weight_decay_left():
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.copy_(0.9 * initial[name] + (0.01 * rows if name == "layers.0.weight" else 0))
-    _, _, facts = reading.objective_of(model, initial, row.reading)
+    _, _, facts = reading.objective_of(model, [initial, model.state_dict()], row.reading)
     assert facts["shrinkage"] == pytest.approx(0.9, abs=1e-4)
+
+
+def test_checkpoints_are_equally_far_from_each_other():
+    model = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(model.weight)
+    trail = training.Trail(model)
+    with torch.no_grad():
+        for step in range(1000):
+            model.weight += 1 / (1 + step)  # fast at first, and slower later
+            trail.look()
+    assert len(trail.kept) <= trail.MOST
+    start, middle, end = (float(state["weight"]) for state in trail.checkpoints(2))
+    assert start == 0
+    assert end == model.weight
+    assert middle == pytest.approx(end / 2, abs=0.3)
 
 
 def test_simudys_measure_matches_each_candidate_once():
