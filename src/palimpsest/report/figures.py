@@ -104,11 +104,11 @@ def _by_bins(percent: list[float]) -> Counter[int]:
 
 
 def roc(points: list[tuple[float, float]], *, finest: float, level: float) -> Markup:
-    """True against false positives, in per cent, on logarithmic axes. Rates below the finest cannot be resolved."""
+    """Given images named against false positives, in per cent, on logarithmic axes. Rates below the finest cannot be resolved."""
     low = 100 * min(finest, level) / 1.2
     shown = [(100 * max(x, finest), 100 * y) for x, y in points if 100 * y >= low]
     panel = Panel(540, 380, x=(low, 100), y=(low, 100), logarithmic=True, logarithmic_x=True)
-    panel.y_axis("true positives, in per cent")
+    panel.y_axis("given images named, in per cent")
     panel.x_axis("false positives, in per cent")
     panel.line([(low, low), (100, 100)], "diagonal")
     panel.vertical(100 * level, "bar")
@@ -116,7 +116,7 @@ def roc(points: list[tuple[float, float]], *, finest: float, level: float) -> Ma
     steps = [place for (x, y), (after, _) in pairwise(shown) for place in ((x, y), (after, y))]
     panel.line([*steps, *shown[-1:]], "curve last")
     named = max((y for x, y in points if x <= level), default=0.0)
-    return panel.svg(f"Receiver operating characteristic. At {level:.3g} false positives, {named:.3g} true positives.")
+    return panel.svg(f"Receiver operating characteristic. At a rate of {level:.3g}, {named:.3g} of the given images are named.")
 
 
 def scatter(names: list[str], scores: list[Score]) -> Markup:
