@@ -104,7 +104,7 @@ def _by_bins(percent: list[float]) -> Counter[int]:
 
 
 def roc(points: list[tuple[float, float]], *, finest: float, level: float) -> Markup:
-    """Given images named against false positives, in per cent, on logarithmic axes. Rates below the finest cannot be resolved."""
+    """Given images named against false positives, on logarithmic axes, down to the finest rate."""
     low = 100 * min(finest, level) / 1.2
     shown = [(100 * max(x, finest), 100 * y) for x, y in points if 100 * y >= low]
     panel = Panel(540, 380, x=(low, 100), y=(low, 100), logarithmic=True, logarithmic_x=True)
@@ -116,7 +116,9 @@ def roc(points: list[tuple[float, float]], *, finest: float, level: float) -> Ma
     steps = [place for (x, y), (after, _) in pairwise(shown) for place in ((x, y), (after, y))]
     panel.line([*steps, *shown[-1:]], "curve last")
     named = max((y for x, y in points if x <= level), default=0.0)
-    return panel.svg(f"Receiver operating characteristic. At a rate of {level:.3g}, {named:.3g} of the given images are named.")
+    return panel.svg(
+        f"Receiver operating characteristic. At a rate of {level:.3g}, {named:.3g} of the given images are named."
+    )
 
 
 def scatter(names: list[str], scores: list[Score]) -> Markup:
