@@ -101,7 +101,7 @@ def span(
         layers, has_bias = [(a[:, :-1], b[:, :-1]) for a, b in layers], False
     reading = _read(layers, [1.0] * len(layers), has_bias, rounding)
     if reading.samples is None and layers[0][0].any():  # perhaps the initial weights have decayed
-        decayed = _read(layers, [_shrinkage(b, a) for a, b in layers], has_bias, rounding)
+        decayed = _read(layers, [shrinkage(b, a) for a, b in layers], has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
 
@@ -200,7 +200,7 @@ def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:
     return torch.cat([varies, varies.new_ones(1)]) if has_bias else varies
 
 
-def _shrinkage(final: Tensor, start: Tensor) -> float:
+def shrinkage(final: Tensor, start: Tensor) -> float:
     """c such that W − c·W(0) has low rank: an eigenvalue of W W(0)⁺ repeated once for every unmoved direction."""
     if final.shape[0] > final.shape[1]:
         final, start = final.T, start.T

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from palimpsest.auditing.attack import read
 from palimpsest.auditing.case import Case, Clock
-from palimpsest.auditing.given import given
+from palimpsest.auditing.checksums import checksums
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
@@ -141,7 +141,7 @@ def audit(
     check_rungs(examined, options)
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
-        files = given(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
+        files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - RESERVE)

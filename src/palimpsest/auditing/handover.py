@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from markupsafe import Markup
 
-from palimpsest.auditing.given import Given
+from palimpsest.auditing.checksums import Checksums
 from palimpsest.auditing.ladder import MISSING
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.result import Audit, Reading, Rung
@@ -32,7 +32,7 @@ def calibrated(audit: Reading, found: Preflight) -> bool:
     return audit.method == "ntk" and len(audit.plan.at) == 1 and found.bound is not None
 
 
-def summary(audit: Audit, given: Given) -> dict[str, list[str]]:
+def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
     """For each item, a text per rung, or one for all: means, knowledge, effort, result, tests, and the rest."""
     every, found = audit.readings.values(), audit.preflight
     return {
@@ -49,7 +49,7 @@ def _means(audit: Reading) -> str:
     return f"Method {audit.method}: searches images whose gradients explain {MEANS[audit.method]}."
 
 
-def _knowledge(audit: Reading, found: Preflight, given: Given) -> str:
+def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
     known = ["The network's code", "the trained weights"]
     known += ["the initial weights"] if audit.method == "ntk" else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]

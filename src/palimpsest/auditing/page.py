@@ -6,7 +6,7 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from palimpsest.auditing.given import Given
+from palimpsest.auditing.checksums import Checksums
 from palimpsest.auditing.handover import calibrated, summary
 from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
@@ -24,7 +24,7 @@ def render_audit(
     truth: Truth | None,
     name: str,
     *,
-    given: Given | None = None,
+    given: Checksums | None = None,
     settings: Mapping[str, Any] | None = None,
     redact: bool = False,
 ) -> str:

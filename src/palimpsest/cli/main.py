@@ -1,4 +1,4 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | membership | identify | bench`.
 
 Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
 """
@@ -15,6 +15,7 @@ from palimpsest.cli.audit import AuditCommand
 from palimpsest.cli.bench import Bench
 from palimpsest.cli.demo import Demo
 from palimpsest.cli.identify import Identify
+from palimpsest.cli.membership import MembershipCommand
 from palimpsest.cli.reconstruct import Reconstruct
 from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
@@ -30,7 +31,14 @@ Palimpsest is a privacy audit tool. Use it only on models and data you are entit
 `palimpsest --version` prints the version."""
 
 Command = (
-    Demo | Train | Reconstruct | Report | Annotated[AuditCommand, tyro.conf.subcommand("audit")] | Identify | Bench
+    Demo
+    | Train
+    | Reconstruct
+    | Report
+    | Annotated[AuditCommand, tyro.conf.subcommand("audit")]
+    | Annotated[MembershipCommand, tyro.conf.subcommand("membership")]
+    | Identify
+    | Bench
 )
 
 
@@ -44,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.on_stderr(terminal=isinstance(command, AuditCommand)):
+        with journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand)):
             command.run()
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)

@@ -33,9 +33,26 @@ def read(root: Path) -> Source:
                 raise DataError(f"{path} has another size than the images before it; scale all to one size")
             images.append(image)
             labels.append(label)
+    return Source.of_two(_stacked(images), np.array(labels), tuple(folder.name for folder in folders))
+
+
+def read_unlabelled(root: Path) -> tuple[np.ndarray, list[str]]:
+    """Every image in ``root`` and in its sub-folders, and its path there, in alphabetical order."""
+    entries = [inner for path in _entries(root) for inner in (_entries(path) if path.is_dir() else [path])]
+    paths = [path for path in entries if path.suffix.lower() in SUFFIXES]
+    if not paths:
+        raise DataError(f"{root} does not contain PNG or JPEG images; add some, in the folder or one level below")
+    images = [_read_image(path) for path in paths]
+    for path, image in zip(paths, images, strict=True):
+        if image.shape[:2] != images[0].shape[:2]:
+            raise DataError(f"{path} has another size than the images before it; scale all to one size")
+    return _stacked(images), [path.relative_to(root).as_posix() for path in paths]
+
+
+def _stacked(images: list[np.ndarray]) -> np.ndarray:
+    """(N, C, H, W), grey only if all images are grey."""
     grey = all(image.ndim == 2 for image in images)
-    stack = np.stack([image[None] if grey else _colour(image) for image in images])
-    return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders))
+    return np.stack([image[None] if grey else _colour(image) for image in images])
 
 
 def _entries(folder: Path) -> list[Path]:

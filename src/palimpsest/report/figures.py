@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
@@ -100,6 +101,24 @@ def probabilities(ours: Tensor, chance: Tensor, likely: int, bar: float) -> Mark
 
 def _by_bins(percent: list[float]) -> Counter[int]:
     return Counter(min(max(math.floor(value / PERCENT), 0), 100 // PERCENT - 1) for value in percent)
+
+
+def roc(points: list[tuple[float, float]], *, finest: float, level: float) -> Markup:
+    """Given images named against false positives, on logarithmic axes, down to the finest rate."""
+    low = 100 * min(finest, level) / 1.2
+    shown = [(100 * max(x, finest), 100 * y) for x, y in points if 100 * y >= low]
+    panel = Panel(540, 380, x=(low, 100), y=(low, 100), logarithmic=True, logarithmic_x=True)
+    panel.y_axis("given images named, in per cent")
+    panel.x_axis("false positives, in per cent")
+    panel.line([(low, low), (100, 100)], "diagonal")
+    panel.vertical(100 * level, "bar")
+    _beside(panel, 100 * level, panel.y(low) - 6, f"level: {100 * level:.3g} %")
+    steps = [place for (x, y), (after, _) in pairwise(shown) for place in ((x, y), (after, y))]
+    panel.line([*steps, *shown[-1:]], "curve last")
+    named = max((y for x, y in points if x <= level), default=0.0)
+    return panel.svg(
+        f"Receiver operating characteristic. At a rate of {level:.3g}, {named:.3g} of the given images are named."
+    )
 
 
 def scatter(names: list[str], scores: list[Score]) -> Markup:
