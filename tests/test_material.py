@@ -102,8 +102,12 @@ def test_checkpoints_and_the_optimisers_state_are_read_and_judged(digits, traini
     assert found.optimiser.floor < 0.1
     assert found.optimiser.negative.probability.max() < 0.5
     stored = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert (stored["method"], stored["optimiser"]["method"]) == ("path", "gradient")
-    assert stored["optimiser"]["verdict"]["outcome"] == "leakage"
+    assert [(each["name"], each["method"]) for each in stored["readings"]] == [
+        ("weights", "path"),
+        ("optimiser", "gradient"),
+    ]
+    assert stored["readings"][1]["outcome"] == "leakage"
+    assert not any(each["estimates"]["calibrated"] for each in stored["readings"])  # nobody measured these kinds
     assert 'id="optimiser"' in found.report.read_text()
     for part, each in (("", found), ("optimiser", found.optimiser)):
         saved, _ = pal.storage.load_tensors(tmp_path / "audit" / part / "ranking.safetensors")

@@ -1,14 +1,17 @@
 """Audit a network that was trained elsewhere, without its training images and without changes to its code."""
 
 from palimpsest.auditing.audit import audit
+from palimpsest.auditing.compare import Changes, compare
+from palimpsest.auditing.gate import Decision, Gate
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
+from palimpsest.auditing.record import AuditRecord, load
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Audit, Evidence
 
 __all__ = [
-    "Audit", "Evidence", "Options", "Preflight", "Subject", "Truth", "audit", "preflight", "recovery_under_noise",
-    "subject",
+    "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Options", "Preflight", "Subject", "Truth",
+    "audit", "compare", "load", "preflight", "recovery_under_noise", "subject",
 ]  # fmt: skip

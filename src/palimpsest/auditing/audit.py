@@ -8,10 +8,11 @@ optimiser/               the same files, for the optimiser's state alone
 runs/ROLE-N.safetensors  the reconstructions of the subject and of both controls             reading.py
 control.safetensors      the weights of the positive control                                 controls.py
 ranking.safetensors      the candidates, the likeliest first                                 agreement.py, ranking.py
-audit.json, report.html  the verdict and the evidence behind it                              verdict.py, page.py
+audit.json               the verdict and its numbers, for programs                           verdict.py, record.py
+images.csv               an answer for each training image, if they are given                images.py
+report.html              the verdict and the evidence behind it                              page.py
 """
 
-import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields, replace
@@ -21,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from palimpsest.auditing import record
 from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.controls import control_images, positive_control, way
@@ -80,8 +82,8 @@ def audit(
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
-    The audit writes ``audit.json`` and ``report.html`` into the run folder. After an interruption, the same call
-    continues. The audit chooses every option that is None.
+    The audit writes ``audit.json`` and ``report.html`` into the run folder, and ``images.csv`` if the training images
+    are given. After an interruption, the same call continues. The audit chooses every option that is None.
 
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
@@ -264,14 +266,5 @@ def _save(case: Case, result: Audit) -> None:
         if read is not None:
             tensors = {name: getattr(read.ranking, name) for name in ("images", "probability", "agreement")}
             save_tensors(folder / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
-    summary = _summary(result) | {"optimiser": None if result.optimiser is None else _summary(result.optimiser)}
-    write_atomically(case.folder / "audit.json", (json.dumps(summary, indent=1) + "\n").encode())
+    record.save(case, result)
     write_atomically(result.report, render_audit(result, case.truth, case.folder.name).encode())
-
-
-def _summary(result: Audit) -> dict[str, Any]:
-    """The result of one reading, as audit.json has it."""
-    control = None if result.positive is None else result.positive.comparison
-    verdicts = {"verdict": result.verdict, "positive": control, "score": result.comparison}
-    summary: dict[str, Any] = {name: None if verdict is None else asdict(verdict) for name, verdict in verdicts.items()}
-    return {"method": result.method} | summary | {n: getattr(result, n) for n in ("floor", "accuracy", "finished")}

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 from importlib import resources
 
+from palimpsest.auditing.images import answers, by_class
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Audit, judge
 from palimpsest.files.versions import versions
@@ -18,6 +19,7 @@ MOST = 100  # candidates shown
 def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
     """The whole page as text. It does not depend on when or how often the audit was interrupted."""
     verdict, headline, optimiser = audit.verdict, audit.advice, audit.optimiser
+    classes = [] if truth is None else by_class(answers(audit, truth))
     other = (
         None
         if optimiser is None
@@ -38,6 +40,7 @@ def render_audit(audit: Audit, truth: Truth | None, name: str) -> str:
         headline_advice=headline,
         audit=audit,
         other=other,
+        classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth),
         other_plate=[] if other is None else _plate(other, truth),

@@ -23,6 +23,7 @@ def read(root: Path) -> Source:
         raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
     images: list[np.ndarray] = []
     labels: list[int] = []
+    names: list[str] = []
     for label, folder in enumerate(folders):
         paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
         if not paths:
@@ -33,9 +34,10 @@ def read(root: Path) -> Source:
                 raise DataError(f"{path} has another size than the images before it; scale all to one size")
             images.append(image)
             labels.append(label)
+            names.append(f"{folder.name}/{path.name}")
     grey = all(image.ndim == 2 for image in images)
     stack = np.stack([image[None] if grey else _colour(image) for image in images])
-    return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders))
+    return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders), tuple(names))
 
 
 def _entries(folder: Path) -> list[Path]:
