@@ -97,16 +97,16 @@ def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape:
         raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
     source = _source(images, image_shape)
     other = None if held_out is None else unit(_source(held_out, image_shape).images)
-    images, labels = unit(source.images), torch.from_numpy(source.labels.astype(np.int64))
-    firsts = _firsts(images)
+    shown, labels = unit(source.images), torch.from_numpy(source.labels.astype(np.int64))
+    firsts = _firsts(shown)
     kept = [i for i, first in enumerate(firsts) if i == first]
-    if copies := len(images) - len(kept):
-        note(f"{copies} of {len(images)} training images equal another one; each counts once")
+    if copies := len(shown) - len(kept):
+        note(f"{copies} of {len(shown)} training images equal another one; each counts once")
     same: dict[int, list[str]] = {}
     for name, first in zip(source.names, firsts, strict=False):  # arrays do not have names
         same.setdefault(first, []).append(name)
     names = tuple(" = ".join(each) for each in same.values())
-    return Truth(images[kept], labels[kept], other, centre, deviation, source.classes, names)
+    return Truth(shown[kept], labels[kept], other, centre, deviation, source.classes, names)
 
 
 def _firsts(images: Tensor) -> list[int]:
