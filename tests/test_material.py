@@ -115,10 +115,12 @@ def test_every_rung_is_read_and_judged(digits, training, tmp_path):
     assert found.verdict.outcome is Outcome.LEAKAGE
     assert found.attacker.name == found.verdict.of
     stored = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert [rung["rung"] for rung in stored["rungs"]] == ["W", "W0", "C", "O", "T"]
-    assert stored["rungs"][1]["reading"]["verdict"]["outcome"] == "leakage"
+    assert [rung["name"] for rung in stored["rungs"]] == ["W", "W0", "C", "O", "T"]
+    assert [each["name"] for each in stored["readings"]] == ["W", "W0", "C", "O"]
+    assert not any(each["estimates"]["calibrated"] for each in stored["readings"][2:])  # nobody measured these kinds
+    assert stored["rungs"][1]["outcome"] == "leakage"
     assert stored["rungs"][1]["adds"] == found.rungs[1].adds > 0
-    assert stored["rungs"][4]["reading"] is None
+    assert stored["rungs"][4]["outcome"] is None
     page = found.report.read_text()
     for rung in found.rungs:
         assert rung.sentence in " ".join(found.summary)

@@ -8,10 +8,11 @@ W/, W0/, C/, O/          a folder for each rung of the ladder of attackers      
   runs/ROLE-N.…          the reconstructions of the subject and of both controls             reading.py
   control.safetensors    the weights of the positive control                                 controls.py
   ranking.safetensors    the candidates, the likeliest first                                 agreement.py, ranking.py
-audit.json, report.html  the verdict and the evidence behind it                              result.py, page.py
+audit.json               the verdict and its numbers, for programs                           result.py, record.py
+images.csv               an answer for each training image, if they are given                images.py
+report.html              the verdict and the evidence behind it                              page.py
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
@@ -21,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from palimpsest.auditing import record
 from palimpsest.auditing.attack import read
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.checksums import checksums
@@ -29,7 +31,7 @@ from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attac
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.preflight import Preflight, check_start, preflight
-from palimpsest.auditing.result import Audit, Reading, Rung, summary
+from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.truth import Truth
@@ -77,8 +79,8 @@ def audit(
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
-    The audit writes ``audit.json`` and ``report.html`` into the run folder. After an interruption, the same call
-    continues. The audit chooses every option that is None.
+    The audit writes ``audit.json`` and ``report.html`` into the run folder, and ``images.csv`` if the training images
+    are given. After an interruption, the same call continues. The audit chooses every option that is None.
 
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
@@ -220,4 +222,4 @@ def _save(case: Case, result: Audit) -> None:
     for name, reading in result.readings.items():
         tensors = {field: getattr(reading.ranking, field) for field in ("images", "probability", "agreement")}
         save_tensors(case.folder / name / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
-    write_atomically(case.folder / "audit.json", (json.dumps(summary(result), indent=1) + "\n").encode())
+    record.save(case, result)

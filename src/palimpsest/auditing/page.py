@@ -8,6 +8,7 @@ from typing import Any
 
 from palimpsest.auditing.checksums import Checksums
 from palimpsest.auditing.handover import calibrated, summary
+from palimpsest.auditing.images import answers, by_class
 from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
 from palimpsest.files.versions import source_digest, versions
@@ -34,6 +35,7 @@ def render_audit(
     """
     verdict, given, readings = audit.verdict, given or {}, audit.readings
     others = [each for name, each in readings.items() if name != audit.attacker.name]
+    classes = [] if truth is None else by_class(answers(audit, truth))
     ranking, drawing = audit.ranking, None
     plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
     if audit.negative is not None and len(ranking):
@@ -51,6 +53,7 @@ def render_audit(
         redacted=redact,
         given=given,
         summary=summary(audit, given),
+        classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from palimpsest.auditing.relation import relation
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.binding import parameters_of
@@ -15,7 +16,6 @@ from palimpsest.runs.journal import note
 from palimpsest.runs.problems import as_change
 from palimpsest.span import Span, first_dense_layer, span
 
-SIGMAS = 6.0  # standard errors from zero, beyond which a correlation is not chance
 EDGE_MARGIN = 1.1  # factor by which noise may exceed its theoretical edge
 SIZEABLE = 0.01  # of the largest singular value: a reconstruction can use directions of this size
 
@@ -84,7 +84,7 @@ def preflight(subject: Subject) -> Preflight:
         ends = [(subject.initial, θ)]
     pairs = [({name: a[name].to(t) for name, t in θ.items()}, {name: b[name] for name in θ}) for a, b in ends]
     θ_0, θ_m = (pairs[0][0], pairs[-1][1]) if pairs else (None, θ)
-    correlation, related = (None, None) if θ_0 is None else _relation(θ_m, θ_0)
+    correlation, related = (None, None) if θ_0 is None else relation(θ_m, θ_0)
     moved = None if θ_0 is None else _norm({name: θ_m[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
     known_start = bool(related and moved)
     changes = [{name: b[name] - a[name] for name in θ} for a, b in pairs] if known_start else [θ]
@@ -129,22 +129,6 @@ def _unusable_start(related: bool | None, moved: float | None) -> str:
     if not moved:
         return "the weights never moved"
     return "" if related else "the given initial weights do not belong to this training"
-
-
-def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[float, bool]:
-    """Correlation of the weight matrices before and after training, and whether it is beyond chance.
-
-    Each matrix is centred, because gains that start at one correlate with any other gains. Two unrelated
-    initialisations of P weights correlate by 0 ± 1/√P.
-    """
-    pairs = [(θ[n].double(), θ_0[n].double()) for n in θ if θ[n].ndim > 1 and θ[n].numel() > 1]
-    if not pairs:
-        return 1.0, True
-    centred = [(a - a.mean(), b - b.mean()) for a, b in pairs]
-    scores = [float((a * b).sum() / (a.norm() * b.norm()).clamp_min(1e-300)) for a, b in centred]
-    sizes = [a.numel() for a, _ in pairs]
-    z = sum(score * size for score, size in zip(scores, sizes, strict=True)) / math.sqrt(sum(sizes))
-    return z / math.sqrt(sum(sizes)), z > SIGMAS
 
 
 def _norm(θ: Mapping[str, Tensor]) -> float:

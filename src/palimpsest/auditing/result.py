@@ -1,14 +1,14 @@
 """The result of an audit: a reading for each rung of the ladder, what each adds, and the headline of all."""
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from torch import Tensor
 
 from palimpsest.auditing.agreement import ALIKE
-from palimpsest.auditing.ladder import MISSING, NO_TIME, Attacker
+from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.reading import AuditEffort
@@ -145,31 +145,3 @@ def decisive(readings: list[Reading]) -> Reading:
     last = [each.attacker.name for each in readings if each.attacker.name != "O"][-1:]
     counted = [each for each in readings if each.verdict.found or each.attacker.name in ("O", *last)]
     return max(counted, key=lambda each: (WORRIES.index(each.verdict.outcome), each.exposes or 0))
-
-
-def summary(audit: Audit) -> dict[str, Any]:
-    """The content of audit.json: the reading behind the headline, and all rungs."""
-    rungs = [
-        {
-            "rung": rung.attacker.name,
-            "knows": rung.attacker.knows,
-            "reason": rung.reason,
-            "exposes": rung.exposes,
-            "adds": rung.adds,
-            "reading": None if rung.reading is None else _reading(rung.reading),
-        }
-        for rung in audit.rungs
-    ]
-    return _reading(audit) | {"rungs": rungs, "not tried": list(MISSING)}
-
-
-def _reading(result: Reading) -> dict[str, Any]:
-    control = None if result.positive is None else result.positive.comparison
-    verdicts = {"verdict": result.verdict, "positive": control, "score": result.comparison}
-    found = {name: None if verdict is None else asdict(verdict) for name, verdict in verdicts.items()}
-    names = ("floor", "accuracy", "samples", "finished")
-    return (
-        {"rung": result.attacker.name, "method": result.method, "why": result.attacker.why}
-        | found
-        | {name: getattr(result, name) for name in names}
-    )

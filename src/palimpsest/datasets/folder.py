@@ -23,6 +23,7 @@ def read(root: Path) -> Source:
         raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
     images: list[np.ndarray] = []
     labels: list[int] = []
+    names: list[str] = []
     for label, folder in enumerate(folders):
         paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
         if not paths:
@@ -33,7 +34,8 @@ def read(root: Path) -> Source:
                 raise DataError(f"{path} has another size than the images before it; scale all to one size")
             images.append(image)
             labels.append(label)
-    return Source.of_two(_stacked(images), np.array(labels), tuple(folder.name for folder in folders))
+            names.append(f"{folder.name}/{path.name}")
+    return Source.of_two(_stacked(images), np.array(labels), tuple(folder.name for folder in folders), tuple(names))
 
 
 def read_unlabelled(root: Path) -> tuple[np.ndarray, list[str]]:
