@@ -100,7 +100,7 @@ def test_audits_are_as_the_schema_says_to_the_last_field(name, place, schema):
 def test_the_record_has_the_numbers_of_the_audit(place):
     record = load(place / "leaking")
     assert record.verdict.outcome == record.readings[0].outcome == "leakage"
-    assert record.readings[0].estimates.calibrated
+    assert not record.readings[0].estimates.calibrated  # it searched the span
     assert record.readings[0].comparison.recovered == len(record.images.recovered)
     assert record.inputs.weights != load(place / "noisy").inputs.weights
     assert record.inputs.images == load(place / "noisy").inputs.images
@@ -180,6 +180,8 @@ def test_the_gate_without_a_comparison(place):
     nothing = replace(record, verdict=replace(record.verdict, outcome="no evidence"))
     assert Gate().decide(nothing).status == 0
     assert Gate(max_probability=0.1).decide(nothing).status == 3
+    unfinished = replace(nothing, verdict=replace(nothing.verdict, finished=False))
+    assert Gate().decide(unfinished).status == 4
 
 
 # --- comparisons ---------------------------------------------------------------------------------

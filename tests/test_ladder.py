@@ -16,6 +16,7 @@ from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.result import Audit, Reading, Rung, decisive
 from palimpsest.auditing.verdict import OUT_OF_TIME, judge
 from palimpsest.scoring import Outcome, score
+from palimpsest.scoring import judge as compared
 from test_audit_verdict import BLIND, READ
 
 LEAKAGE, NO_EVIDENCE, UNDECIDED, NO_VERDICT = Outcome
@@ -104,11 +105,12 @@ def folded(*readings, reasons=()):
     return Audit.of(tuple(rungs), preflight(OURS), Path("report.html"))
 
 
-def test_advice_names_what_exposes_more():
+def test_advice_names_everything_that_leaks():
     found = folded(reading("W", NO_EVIDENCE), reading("W0", recovered=[0, 1]), reading("O", recovered=[1]))
     assert [rung.adds for rung in found.rungs] == [None, 2, 0]
     assert "initial weights" in found.advice
-    assert "optimiser" not in found.advice
+    assert "optimiser" in found.advice  # it gives the image away on its own, too
+    assert "the final weights" not in found.advice
     assert [line for line in found.summary if "exposes 2 more training images" in line]
     assert found.finished
 
@@ -118,6 +120,24 @@ def test_a_rung_without_time_leaves_the_audit_unfinished():
     assert not found.finished
     assert found.advice.endswith(OUT_OF_TIME)
     assert folded(reading("W0", recovered=[0]), reasons=[("W", NOT_CHOSEN)]).finished
+
+
+def test_nothing_found_is_no_verdict_if_a_rung_could_not_be_read():
+    nothing = reading("W0", NO_EVIDENCE)
+    failed = Rung(Attacker("C", "path", ""), None, "the loss diverged", failed=True)
+    ladder = (Rung(nothing.attacker, nothing, ""), failed)
+    assert Audit.of(ladder, preflight(OURS), Path("report.html")).verdict.outcome is NO_VERDICT
+    assert folded(nothing).verdict.outcome is NO_EVIDENCE
+    assert folded(reading("W0", recovered=[0]), reasons=[("C", "x")]).verdict.outcome is LEAKAGE
+
+
+def test_more_looks_do_not_turn_a_suspicion_into_nothing():
+    members, others = torch.linspace(0.5, 0.74, 10), torch.linspace(0.1, 0.75, 10)
+    for looks in (1, 4):
+        comparison = compared(members, others, looks=looks)
+        assert comparison.outcome is not LEAKAGE
+        verdict = judge(replace(BLIND, comparison=comparison, looks=looks))
+        assert verdict.found
 
 
 # --- which rungs can be read ---------------------------------------------------------------------
@@ -166,6 +186,14 @@ def test_the_false_gap_of_adam_is_not_a_span(steps, rate, hidden):
 def test_a_span_of_more_directions_than_images_is_not_searched():
     assert rungs(fitted_mlp(), samples=8)["W0"].directions == 8
     assert rungs(fitted_mlp(), samples=7)["W0"].directions is None
+
+
+def test_the_first_checkpoint_is_no_given_start():
+    ours = fitted_mlp(steps=20)
+    chain = replace(ours, segments=((ours.initial, ours.model.state_dict()),), start_given=False)
+    found = rungs(chain)
+    assert (found["W0"].method, found["C"].method) == (None, "path")
+    assert rungs(replace(chain, start_given=True))["C"].method is None  # W0 reads the same
 
 
 # --- the shared time -----------------------------------------------------------------------------

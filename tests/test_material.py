@@ -101,6 +101,7 @@ def test_weights_that_a_training_kept_are_read_and_remembered(tmp_path, capsys, 
 def test_every_rung_is_read_and_judged(digits, training, tmp_path):
     folder, states = training
     options = {"image_shape": SHAPE, "truth": truth(digits), **QUICK | {"control_steps": 100}}
+    options["initial"] = states[0]
     found = pal.audit(mlp, folder / "3.pt", checkpoints=folder, out=tmp_path / "audit", **options)
     assert {name: each.plan.method for name, each in found.readings.items()} == {
         "W": "kkt", "W0": "ntk", "C": "path", "O": "gradient"

@@ -31,7 +31,7 @@ def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Rea
     evidence = Evidence(
         ranking=ranking,
         negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
-        positive=_positive(case, plan, runs["positive"]),
+        positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
         floor=unexplained,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
@@ -40,6 +40,7 @@ def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Rea
         samples=case.options.samples,
         controls=case.options.controls,
         finished=finished,
+        looks=looks,
     )
     verdict = replace(judge(evidence), of=attacker.name)
     return Reading(
@@ -86,14 +87,14 @@ def _floor(case: Case, plan: Plan) -> float | None:
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
 
 
-def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None:
+def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> PositiveControl | None:
     """The positive control, ranked like the subject and compared with its public images."""
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
     control, public = positive_control(case, plan), control_images(case, plan)
     return PositiveControl(
         ranking=rank(agreed),
-        comparison=score(contributing(runs), public.images, held_out=public.held_out).verdict,
+        comparison=score(contributing(runs), public.images, held_out=public.held_out, looks=looks).verdict,
         images=plan.control_images,
         samples=case.options.samples,
         way=way(control, case.subject, plan),

@@ -14,7 +14,7 @@ report.html              the verdict and the evidence behind it                 
 """
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -141,6 +141,8 @@ def audit(
     )  # fmt: skip
     check_start(examined)
     check_rungs(examined, options)
+    if options.rungs:
+        options = replace(options, rungs=tuple(name for name in ORDER if name in options.rungs))
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
         files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
@@ -173,6 +175,7 @@ def _climb(case: Case, found: Preflight) -> Audit:
     if not queue:
         raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
     readings: dict[str, Reading] = {}
+    failed: set[str] = set()
     for i, attacker in enumerate(queue):
         name, folder = attacker.name, case.folder / attacker.name
         if case.clock.seconds_left < 0 and readings and not folder.exists():
@@ -185,21 +188,24 @@ def _climb(case: Case, found: Preflight) -> Audit:
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
         try:
             readings[name] = read(inner, attacker, found, looks=len(queue))
-        except DivergenceError as error:
+        except (DivergenceError, InvalidInputError) as error:
             reasons[name] = str(error)
+            failed.add(name)
             if attacker is queue[-1] and not readings:
                 raise
-    return Audit.of(_rungs(ladder, readings, reasons), found, case.folder / "report.html")
+    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
 
 
-def _rungs(ladder: list[Attacker], readings: Mapping[str, Reading], reasons: Mapping[str, str]) -> tuple[Rung, ...]:
+def _rungs(
+    ladder: list[Attacker], readings: Mapping[str, Reading], reasons: Mapping[str, str], failed: Set[str]
+) -> tuple[Rung, ...]:
     """Every rung with its reading, and what it adds to those below it."""
     rungs: list[Rung] = []
     for attacker in ladder:
         reading = readings.get(attacker.name)
         if reading is None:
             note(f"rung {attacker.name} is not read: {reasons[attacker.name]}")
-            rungs.append(Rung(attacker, None, reasons[attacker.name]))
+            rungs.append(Rung(attacker, None, reasons[attacker.name], failed=attacker.name in failed))
         else:
             lower = [rung.reading for rung in rungs if rung.reading is not None]
             rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower)))

@@ -24,7 +24,8 @@ class Gate:
     """Limits for a pipeline. They decide in this order; without limits, the headline alone decides.
 
     1. A limit is exceeded: 3.
-    2. The headline is undecided or no verdict, or a limit cannot be checked: 4.
+    2. The headline is undecided or no verdict, a limit cannot be checked, or nothing was found before the time ran
+       out: 4.
     3. The headline is leakage: 3, unless the limit on its evidence was given. ``max_recovered`` limits the comparison
        with the training images, ``max_probability`` the estimates.
     4. All other results: 0.
@@ -56,6 +57,8 @@ class Gate:
         outcome = record.verdict.outcome
         if outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT):
             yield Decision(UNDECIDED, f"the headline is {outcome}")
+        if outcome == Outcome.NO_EVIDENCE and not record.verdict.finished:
+            yield Decision(UNDECIDED, "the audit is not finished")
         if self.max_recovered is not None and recovered is None:
             yield Decision(UNDECIDED, "the recovered images could not be counted without enough held-out images")
         if outcome == Outcome.LEAKAGE and not self._allows(record):

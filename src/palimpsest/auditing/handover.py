@@ -27,9 +27,11 @@ SEGMENTS = ("checkpoints", "updates")  # files that split the training into segm
 def calibrated(audit: Reading, found: Preflight) -> bool:
     """Whether the probabilities are frequencies.
 
-    Their map was fitted on dense networks, read by NTK at one tangent point. Elsewhere they are ranks.
+    Their map was fitted on dense networks with one output, read by NTK at one tangent point in a search of all images.
+    Elsewhere they are ranks.
     """
-    return audit.method == "ntk" and len(audit.plan.at) == 1 and found.bound is not None
+    like_the_fit = audit.method == "ntk" and len(audit.plan.at) == 1 and audit.plan.within == "everywhere"
+    return like_the_fit and found.bound is not None and found.outputs == 1
 
 
 def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
@@ -56,7 +58,8 @@ def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
     known += ["the optimiser's state"] if audit.method == "gradient" else []
     count = "unknown"
     if audit.samples is not None:
-        counted = "counted in the first layer" if found.samples == audit.samples else "as given"
+        in_layer = audit.samples in (found.samples, audit.attacker.directions)
+        counted = "counted in the first layer" if in_layer else "as given"
         count = f"{audit.samples}, {counted}"
     score = " The images themselves serve the scores only." if audit.score else ""
     return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"

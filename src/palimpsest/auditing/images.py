@@ -10,6 +10,7 @@ from palimpsest.auditing.agreement import ALIKE
 from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
 from palimpsest.runs.journal import printable
+from palimpsest.scoring import Outcome
 from palimpsest.scoring.metrics import pairwise_ncc
 
 COLUMNS = ("image", "name", "class", "ssim", "recovered", "rung", "candidate")
@@ -44,11 +45,12 @@ def answers(audit: Audit, truth: Truth) -> list[ImageAnswer]:
     read = audit.readings
     scores = {name: each.score for name, each in read.items() if each.score is not None}
     compared = [name for name in scores if read[name].compared]
+    leaking = [name for name in compared if read[name].verdict.outcome is Outcome.LEAKAGE]  # else it may be chance
     shown = {name: _shown(read[name]) for name in scores}
     found = []
     for i, label in enumerate(truth.labels.tolist()):
-        exposed = [name for name in compared if bool(scores[name].recovered[i])]
-        best = max(exposed or scores, key=lambda name: float(scores[name].ssim[i]), default=None)
+        exposed = [name for name in leaking if bool(scores[name].recovered[i])]
+        best = exposed[0] if exposed else max(scores, key=lambda name: float(scores[name].ssim[i]), default=None)
         found.append(
             ImageAnswer(
                 image=i + 1,
@@ -84,6 +86,11 @@ def by_class(rows: Sequence[ImageAnswer]) -> list[ClassRecord]:
     return found
 
 
+def shielded(text: str) -> str:
+    """A cell that a spreadsheet does not run as a formula."""
+    return f"'{text}" if text[:1] in tuple("=+-@") else text
+
+
 def table(rows: Sequence[ImageAnswer]) -> str:
     """The rows as CSV."""
     text = io.StringIO(newline="")
@@ -91,5 +98,6 @@ def table(rows: Sequence[ImageAnswer]) -> str:
     writer.writerow(COLUMNS)
     for row in rows:
         ssim = "" if row.ssim is None else f"{row.ssim:.4f}"
-        writer.writerow(astuple(replace(row, ssim=ssim, recovered=WORDS[row.recovered])))  # type: ignore[arg-type]
+        safe = replace(row, name=shielded(row.name), label=shielded(row.label))
+        writer.writerow(astuple(replace(safe, ssim=ssim, recovered=WORDS[row.recovered])))  # type: ignore[arg-type]
     return text.getvalue()

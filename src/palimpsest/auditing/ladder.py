@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from palimpsest.auditing.options import Options, RungName
-from palimpsest.auditing.preflight import Preflight, images_of_moment
+from palimpsest.auditing.preflight import Preflight, images_of_moment, images_of_start
 from palimpsest.auditing.subject import NOT_READ, Subject
 from palimpsest.errors import InvalidInputError
 from palimpsest.runs.problems import Method
@@ -90,7 +90,7 @@ def _counted(rung: Attacker, samples: int | None) -> Attacker:
 def check_rungs(subject: Subject, options: Options) -> None:
     """Refuse rungs that lack their material."""
     remedies = {
-        "W0": (subject.initial is None, "give the weights before training by --initial"),
+        "W0": (subject.initial is None or not subject.start_given, "give the weights before training by --initial"),
         "C": (not subject.segments, "give weights on the way by --checkpoints or --updates"),
         "O": (subject.moment is None, "give a training checkpoint of Adam, or of SGD with momentum, as --weights"),
     }
@@ -109,12 +109,12 @@ def _weights(subject: Subject, options: Options) -> Attacker:
 
 
 def _initial(subject: Subject, found: Preflight) -> Attacker:
-    if subject.initial is None:
+    if subject.initial is None or not subject.start_given:
         return Attacker("W0", None, "not given; --initial adds them")
     if found.unusable:
         return Attacker("W0", None, found.unusable)
-    return Attacker("W0", "ntk", "the change of the weights is a sum of gradients at the images",
-                    directions=found.samples)  # fmt: skip
+    directions = images_of_start(subject) if subject.segments else found.samples  # those are of all segments
+    return Attacker("W0", "ntk", "the change of the weights is a sum of gradients at the images", directions=directions)
 
 
 def _way(subject: Subject, found: Preflight) -> Attacker:
@@ -122,7 +122,7 @@ def _way(subject: Subject, found: Preflight) -> Attacker:
         return Attacker("C", None, "not given; --checkpoints or --updates adds them")
     if found.unusable:
         return Attacker("C", None, found.unusable)
-    if len(subject.segments) == 1 and subject.initial is not None:
+    if len(subject.segments) == 1 and subject.initial is not None and subject.start_given:
         return Attacker("C", None, "there are no weights between the first and the last")
     why = f"the change on each of {len(subject.segments)} segments is a sum of gradients at the images"
     return Attacker("C", "path", why, len(subject.segments), directions=found.samples)

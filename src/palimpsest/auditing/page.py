@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import resources
 from typing import Any
 
@@ -36,6 +36,8 @@ def render_audit(
     verdict, given, readings = audit.verdict, given or {}, audit.readings
     others = [each for name, each in readings.items() if name != audit.attacker.name]
     classes = [] if truth is None else by_class(answers(audit, truth))
+    if redact:  # a folder of images may be named after a person
+        classes = [replace(each, name=str(number)) for number, each in enumerate(classes, 1)]
     ranking, drawing = audit.ranking, None
     plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
     if audit.negative is not None and len(ranking):

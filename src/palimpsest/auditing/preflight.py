@@ -109,6 +109,13 @@ def preflight(subject: Subject) -> Preflight:
     )
 
 
+def images_of_start(subject: Subject) -> int | None:
+    """The number of images behind the change since the start alone, without weights on the way."""
+    if subject.initial is None or not first_dense_layer(subject.model, subject.image_shape):
+        return None
+    return trusted(span(subject.model, subject.initial, image_shape=subject.image_shape))
+
+
 def images_of_moment(subject: Subject) -> int | None:
     """The number of images behind the optimiser's moment, if the first layer shows it."""
     names, moment = first_dense_layer(subject.model, subject.image_shape), subject.moment or {}

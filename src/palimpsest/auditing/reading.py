@@ -3,7 +3,7 @@
 import platform
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import torch
@@ -139,10 +139,11 @@ def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
 
 def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
     """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
-    if role == "positive":
-        problem, space = posed(positive_control(case, plan), plan)
-        return problem.to(case.device), space
     problem, space = posed(case.subject, plan)
+    if role == "positive":
+        if space is None:  # a span is easier to search
+            plan = replace(plan, within="everywhere")
+        problem, space = posed(positive_control(case, plan), plan)
     if role == "negative":
         whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
         problem.whitening = whitening

@@ -74,6 +74,7 @@ class Rung:
         exposes: the number of training images that it exposes, or of likely candidates without ``truth``. None if that
             is not known.
         adds: how many of these no lower rung exposes. None if that is not known, or if no lower rung was read.
+        failed: whether a reading was tried, and could not be done.
     """
 
     attacker: Attacker
@@ -81,12 +82,19 @@ class Rung:
     reason: str
     exposes: int | None = None
     adds: int | None = None
+    failed: bool = False
+
+    @property
+    def leaks(self) -> bool:
+        return self.reading is not None and self.reading.verdict.outcome is Outcome.LEAKAGE
 
     @property
     def sentence(self) -> str:
         """What this knowledge adds; empty if that is not known."""
         if self.adds is None or self.reading is None:
             return ""
+        if self.leaks and not self.exposes:
+            return f"Publishing {self.attacker.adds} gives away a trace of the training images as a whole."
         kind = "training image" if self.reading.compared else "likely candidate"
         count = f"{self.adds or 'no'} more {kind}{'' if self.adds == 1 else 's'}"
         return f"Publishing {self.attacker.adds} exposes {count}."
@@ -114,9 +122,13 @@ class Audit(Reading):
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
         stopped = not all(each.finished for each in read) or any(rung.reason == NO_TIME for rung in rungs)
-        withhold = [f"Do not publish {r.attacker.adds}." for r in rungs if r.exposes and r.adds != 0]
+        withhold = [f"Do not publish {rung.attacker.adds}." for rung in rungs if rung.leaks]
         parts = [*withhold, chosen.verdict.advice.replace(OUT_OF_TIME, "").strip(), OUT_OF_TIME if stopped else ""]
         verdict = replace(chosen.verdict, advice=" ".join(part for part in parts if part))
+        failed = [rung for rung in rungs if rung.failed]
+        if verdict.outcome is Outcome.NO_EVIDENCE and failed:  # an attacker who knows more was not heard
+            sentence = f"No verdict: the audit could not read {failed[0].attacker.adds} ({failed[0].reason})."
+            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
         return cls(**fields, rungs=rungs, preflight=preflight, report=report)
 

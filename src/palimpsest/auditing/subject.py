@@ -54,6 +54,8 @@ class Subject:
     """The first moment in the optimiser's state, if the file of the trained weights holds one."""
     optimiser: Mapping[str, Any] | None = None
     """The state dict that holds this moment."""
+    start_given: bool = True
+    """Whether `initial` was given itself. If not, it is the first checkpoint."""
 
 
 def subject(
@@ -114,7 +116,8 @@ def subject(
     first = segments[0][0] if checkpoints is not None and start is None else None if start is None else start.tensors
     known = None if first is None else dict(first)
     told = (*remarks, *more, *about)
-    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, moment and end.optimiser)
+    optimiser = moment and end.optimiser
+    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None)
 
 
 def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:

@@ -72,6 +72,7 @@ class Evidence:
         samples: the number of training images, as given or as counted.
         controls: whether a positive control was asked for.
         finished: whether there was time for everything that was planned.
+        looks: the number of readings of the same weights that are compared with the training images.
     """
 
     ranking: Ranking
@@ -85,6 +86,7 @@ class Evidence:
     samples: int | None = None
     controls: bool = True
     finished: bool = True
+    looks: int = 1
 
     @property
     def compared(self) -> bool:
@@ -209,7 +211,8 @@ def _obstacles(e: Evidence) -> Reasons:
 def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
     """Something was found, but not enough for a claim."""
     if e.compared and e.comparison is not None and e.comparison.p_value is not None:
-        if e.comparison.p_value <= SUGGESTIVE or e.comparison.recovered > MANY:
+        # The correction for looks protects claims. Here it would turn a suspicion into nothing.
+        if e.comparison.p_value <= e.looks * SUGGESTIVE or e.comparison.recovered > MANY:
             yield f"{_recovered(e.comparison)}, which chance can explain", f"Hold out more images. {LONGER}"
         if len(p):
             yield f"{_candidates(e, p)}, but no given training image is matched better than by chance", LONGER

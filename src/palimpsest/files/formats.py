@@ -103,9 +103,12 @@ def _shards(path: Path) -> dict[str, Tensor]:
 def listed(index: Path) -> tuple[dict[str, str], list[Path]]:
     """The file of each tensor, and all files. An index may list only files beside it."""
     try:
-        with open_regular(index, follow=True) as file:
-            places = parse_json(file.read(LARGEST_INDEX))["weight_map"]
-        return places, sorted({index.with_name(str(place)) for place in places.values()})  # ValueError: no plain name
+        with open_regular(index, follow=True) as opened:
+            places = parse_json(opened.read(LARGEST_INDEX))["weight_map"]
+        files = sorted({index.with_name(str(place)) for place in places.values()})  # ValueError: no plain name
+        for file in files:
+            file.is_file()  # OSError: the name is too long
+        return places, files
     except (OSError, ValueError, KeyError, AttributeError) as error:
         raise WeightsError(f"{index} is not an index of weights, or it is damaged; save the weights again") from error
 
