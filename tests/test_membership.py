@@ -2,6 +2,7 @@
 
 import csv
 import json
+import os
 from itertools import pairwise
 
 import numpy as np
@@ -11,11 +12,12 @@ from PIL import Image
 from torch import nn
 
 import palimpsest as pal
-from audited import SHAPE, trained
+from audited import SHAPE, mlp, trained
+from palimpsest.auditing import given as reading
 from palimpsest.auditing import traces
 from palimpsest.cli.main import main
-from palimpsest.errors import InvalidInputError
-from palimpsest.scoring.rates import curve, rates
+from palimpsest.errors import DataError, InvalidInputError, NonFiniteError
+from palimpsest.scoring.rates import rates
 
 F64 = torch.float64
 
@@ -23,10 +25,6 @@ F64 = torch.float64
 @pytest.fixture(scope="module")
 def data():
     return pal.datasets.load("digits", per_class=8, held_out_per_class=120, seed=3)
-
-
-def mlp():
-    return pal.networks.MLP(SHAPE, hidden=(60, 60))
 
 
 def cnn():
@@ -104,7 +102,11 @@ def test_the_loss_is_that_of_the_training():
     Φ = model(x)[:, 0].detach().double()
     sign = 2 * y - 1
     for loss, L in (("squared", (Φ - sign) ** 2), ("logistic", torch.log1p(torch.exp(-sign * Φ)))):
-        torch.testing.assert_close(traces.loss_trace(model, x, y, loss).values, torch.log1p(1 / L), rtol=1e-5, atol=0)
+        for labels in (y, sign):
+            found = traces.loss_trace(model, x, labels, loss).values
+            torch.testing.assert_close(found, torch.log1p(1 / L), rtol=1e-5, atol=0)
+    with pytest.raises(InvalidInputError):
+        traces.loss_trace(model, x, torch.tensor([-1, 0, 1, 1, 1, 1]), "squared")
     wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
     L = nn.functional.cross_entropy(wide(x), y, reduction="none").detach().double()
     found = traces.loss_trace(wide, x, y, "cross_entropy").values
@@ -122,8 +124,19 @@ def test_p_values_are_ranks_and_rates_that_cannot_be_resolved_are_not_stated():
     assert found.finest == 0.01
 
 
-def test_the_curve_counts_given_images_above_each_held_out_one():
-    assert curve(torch.tensor([3.0, 1.5]), torch.tensor([1.0, 2.0])) == [(0.0, 0.5), (0.5, 1.0), (1.0, 1.0)]
+def test_the_curve_has_the_shares_that_the_headline_states():
+    found = rates(torch.tensor([3.0, 1.5]), torch.tensor([1.0, 2.0]))
+    assert found.curve == [(1 / 3, 0.5), (2 / 3, 1.0), (1.0, 1.0)]
+    some = rates(torch.arange(0.5, 99, 3), torch.arange(99.0), at=[k / 100 for k in range(1, 101)])
+    assert dict(some.curve) == pytest.approx(some.named, rel=1e-12)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_scores_without_a_rank_are_refused(broken):
+    scores = torch.arange(30.0)
+    for pair in ((scores, scores.clone().index_fill_(0, torch.tensor([3]), broken)), (scores * broken, scores)):
+        with pytest.raises(NonFiniteError):
+            rates(*pair)
 
 
 # --- networks ------------------------------------------------------------------------------------
@@ -173,6 +186,49 @@ def test_networks_without_a_wide_dense_layer_are_read_by_their_gradients(data):
     with pytest.raises(InvalidInputError, match="dense layer"):
         pal.auditing.membership(pooled, final, data.train.images, data.held_out.images, initial=initial,
                                 statistic="span")  # fmt: skip
+
+
+class Normed(nn.Module):
+    """Divides by the length of the image, which a black one does not have."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def forward(self, x):
+        return self.layers(x / x.flatten(1).norm(dim=1)[:, None, None, None])
+
+
+@pytest.mark.parametrize(("width", "more"), [(40, {}), (4, {}), (4, {"loss": "squared", "initial": None})])
+def test_an_image_from_which_the_network_computes_nan_is_refused(width, more, data):
+    torch.manual_seed(0)
+    initial, final = Normed(width).state_dict(), Normed(width).state_dict()
+    images, held_out = data.held_out.images[:20], data.held_out.images[20:60].clone()
+    held_out[5] = 0
+    both = [pal.auditing.Given(some, labels=torch.arange(len(some)) % 2) for some in (images, held_out)]
+    with pytest.raises(NonFiniteError, match="image 26 of 60"):
+        pal.auditing.membership(lambda: Normed(width), final, *both, **{"initial": initial, **more})
+
+
+class Patched(nn.Module):
+    """Its dense layer sees the patches of all images as rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.last = nn.Linear(16, 20), nn.Linear(20, 1)
+
+    def forward(self, x):
+        rows = x.unfold(2, 4, 4).unfold(3, 4, 4).reshape(-1, 16)
+        return self.last(self.dense(rows).tanh().view(len(x), 4, 20).mean(1))
+
+
+def test_a_layer_that_sees_patches_as_rows_is_not_used_for_the_span(data):
+    initial, final = trained(Patched, data, steps=5)
+    given, held_out = data.train.images, data.held_out.images[:40]
+    found = pal.auditing.membership(Patched, final, given, held_out, initial=initial, mean=0.5)
+    assert (found.statistic, found.layer, len(found.traces)) == ("gradients", None, len(given))
+    with pytest.raises(InvalidInputError, match="dense layer"):
+        pal.auditing.membership(Patched, final, given, held_out, initial=initial, statistic="span")
 
 
 def test_checkpoints_give_a_trace_for_each_segment(data):
@@ -231,11 +287,85 @@ def test_the_command_writes_a_row_for_each_image(files, tmp_path, capsys):
 
 
 def test_with_the_final_weights_alone_the_loss_is_tested(files, tmp_path):
-    out = tmp_path / "out"
-    assert command(files, "--loss", "squared", "--out", str(out)) == 0
-    assert json.loads((out / "membership.json").read_text())["statistic"] == "loss"
-    assert command(files, "--out", str(out)) == 0
-    assert json.loads((out / "membership.json").read_text())["statistic"] == "gradients"
+    for statistic, more in (("loss", ["--loss", "squared"]), ("gradients", [])):
+        assert command(files, *more, "--out", str(tmp_path / statistic)) == 0
+        assert json.loads((tmp_path / statistic / "membership.json").read_text())["statistic"] == statistic
+
+
+def test_a_test_is_repeated_but_does_not_overwrite_another(files, tmp_path):
+    first = ["--loss", "squared", "--out", str(tmp_path / "out")]
+    page = tmp_path / "out" / "membership.html"
+    assert command(files, *first) == 0
+    page.unlink()
+    assert command(files, *first) == 0
+    kept = page.read_bytes()
+    for other in (["--level", "0.05"], ["--mean", "0.4"], ["--initial", str(files / "start.pt")]):
+        assert command(files, *first, *other) == 2
+    assert command(files, *first, images="others", held_out="given") == 2
+    (tmp_path / "out" / "membership.json").unlink()
+    assert command(files, *first) == 2
+    assert page.read_bytes() == kept
+
+
+def test_names_that_are_not_text_are_written(files, tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    folder, out = pictures(tmp_path / name, [name, "b"]), tmp_path / f"out {name}"
+    assert command(files, "--initial", str(files / "start.pt"), "--out", str(out), images=folder) == 0
+    rows = list(csv.DictReader((out / "membership.csv").open(encoding="utf-8")))
+    assert [row["image"] for row in rows] == ["b/0.png", "caf\N{REPLACEMENT CHARACTER}/0.png"]
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+def pictures(place, classes):
+    """One image of noise per class, in sub-folders with these names."""
+    for i, name in enumerate(classes):
+        (place / name).mkdir(parents=True)
+        pixels = np.random.default_rng([i, len(place.name)]).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / name / "0.png")
+    return str(place)
+
+
+def test_sub_folders_of_held_out_images_number_classes_as_in_an_audit(tmp_path):
+    names = [str(i) for i in range(11)]
+    ours, theirs = pictures(tmp_path / "given", ["10", "9"]), pictures(tmp_path / "others", names)
+    given, held_out = reading.load(ours, theirs, image_shape=SHAPE, labelled=True)
+    assert held_out.classes == pal.datasets.folder.read(tmp_path / "others").classes == tuple(sorted(names))
+    assert given.labels.tolist() == [2, 10]  # after 0 and 1, and last
+    with pytest.raises(DataError):
+        reading.load(theirs, ours, image_shape=SHAPE, labelled=True)
+
+
+def test_labels_of_arrays_remain_and_those_that_do_not_fit_are_refused(tmp_path, data):
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    images = data.held_out.images.numpy()
+    for name, labels, rows in (("a", [3, 7], slice(2)), ("b", [7, 3, 3], slice(2, 5)), ("c", [3, 10], slice(5, 7))):
+        np.savez(tmp_path / f"{name}.npz", images=images[rows], labels=labels)
+    a, b, c = (str(tmp_path / f"{name}.npz") for name in "abc")
+    given, held_out = reading.load(a, b, image_shape=SHAPE, labelled=True)
+    assert (given.labels.tolist(), held_out.labels.tolist()) == ([3, 7], [7, 3, 3])
+    found = pal.auditing.membership(lambda: wide, wide.state_dict(), given, held_out, loss="cross_entropy")
+    L = nn.functional.cross_entropy(wide(given.images), torch.tensor([3, 7]), reduction="none").detach().double()
+    torch.testing.assert_close(found.traces, torch.log1p(1 / L), rtol=1e-5, atol=0)
+    for pair in ((a, c), (c, a)):
+        some = reading.load(*pair, image_shape=SHAPE, labelled=True)
+        with pytest.raises(InvalidInputError, match="3 to 10"):
+            pal.auditing.membership(lambda: wide, wide.state_dict(), *some, loss="cross_entropy")
+    folders = pictures(tmp_path / "given", ["3", "7"]), pictures(tmp_path / "others", ["3", "7"])
+    some = reading.load(*folders, image_shape=SHAPE, labelled=True)
+    with pytest.raises(InvalidInputError, match="2 sub-folders"):  # they would be classes 0 and 1
+        pal.auditing.membership(lambda: wide, wide.state_dict(), *some, loss="cross_entropy")
+    with pytest.raises(DataError):
+        reading.load(a, folders[1], image_shape=SHAPE, labelled=True)
+
+
+def test_grey_images_fit_a_network_that_sees_colour(tmp_path):
+    ours, theirs = pictures(tmp_path / "given", ["a"]), pictures(tmp_path / "others", ["a", "b"])
+    given, held_out = reading.load(ours, theirs, image_shape=(3, 8, 8), labelled=False)
+    assert given.images.shape == (1, 3, 8, 8)
+    assert torch.equal(held_out.images[:, 0], held_out.images[:, 2])
+    assert given.labels is None
 
 
 def test_too_few_held_out_images_name_nobody(files, data, tmp_path):

@@ -3,13 +3,15 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from palimpsest.auditing.truth import numbers
+from palimpsest.auditing.truth import _with_channels, numbers
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import unit
 from palimpsest.errors import DataError, InvalidInputError
+from palimpsest.runs.journal import printable
 
 
 @dataclass(frozen=True)
@@ -19,7 +21,8 @@ class Given:
     Args:
         images: (N, C, H, W) in [0, 1].
         names: the name of each image. Empty: its number.
-        labels: (N,) the class of each image, 0…C−1.
+        labels: (N,) the class of each image: 0…C−1, or ±1 if the network has one output.
+        classes: the names of the classes, if their order made the labels.
 
     Examples:
         >>> Given(torch.zeros(2, 1, 4, 4)).names
@@ -29,6 +32,7 @@ class Given:
     images: Tensor
     names: tuple[str, ...] = ()
     labels: Tensor | None = None
+    classes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.images) == 0:
@@ -41,16 +45,19 @@ class Given:
 
 def load(images: str, held_out: str, *, image_shape: tuple[int, ...], labelled: bool) -> tuple[Given, Given]:
     """Read given and held-out images. The sub-folders of the held-out images, in alphabetical order, number classes."""
-    (given, ours), (others, theirs) = (_read(place, image_shape) for place in (images, held_out))
+    given, others = (_read(place, image_shape) for place in (images, held_out))
     if not labelled:
-        return given, others
-    if ours is None or theirs is None:
+        return replace(given, labels=None, classes=()), replace(others, labels=None, classes=())
+    if given.labels is None or others.labels is None:
         raise DataError("the loss needs classes; give --images and --held-out with a sub-folder per class, or labels")
-    order = sorted(set(theirs), key=lambda name: (int(name), name) if name.isdecimal() else (-1, name))
-    if unknown := sorted(set(ours) - set(order)):
+    if bool(given.classes) != bool(others.classes):
+        raise DataError("sub-folders and labels number classes in different ways; give two folders, or two .npz files")
+    if not others.classes:
+        return given, others
+    if unknown := sorted(set(given.classes) - set(others.classes)):
         raise DataError(f"the held-out images do not have the class {unknown[0]!r} of the given ones; add it")
-    numbered = [torch.tensor([order.index(name) for name in classes]) for classes in (ours, theirs)]
-    return replace(given, labels=numbered[0]), replace(others, labels=numbered[1])
+    number = torch.tensor([others.classes.index(name) for name in given.classes])
+    return replace(given, labels=number[given.labels], classes=others.classes), others
 
 
 def scale(mean: str, std: str, image_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -72,17 +79,24 @@ def check_apart(given: Given, held_out: Given) -> None:
             raise InvalidInputError(f"the image {name} is given and held out; hold out other images")
 
 
-def _read(place: str, image_shape: tuple[int, ...]) -> tuple[Given, list[str] | None]:
-    """The images, and the name of the class of each, if there are classes."""
+def _read(place: str, image_shape: tuple[int, ...]) -> Given:
+    """The images, with labels if each is in a sub-folder, or if the file has them."""
     path = Path(place).expanduser()
     if not path.exists():
         raise DataError(f"there is no {place}; give a folder with images, or an .npz file")
+    names: list[str] = []
+    classes: list[str] = []
+    labels = None
     if path.is_dir():
-        images, names = folder.read_unlabelled(path)
-        classes = [name.rpartition("/")[0] for name in names]
+        pixels, names = folder.read_unlabelled(path)
+        folders = [name.rpartition("/")[0] for name in names]
+        if all(folders):
+            classes = sorted(set(folders))
+            labels = torch.tensor([classes.index(name) for name in folders])
     else:
-        images, labels = arrays.read_unlabelled(path)
-        names, classes = [], [] if labels is None else [str(label) for label in labels.tolist()]
-    if images.shape[1:] != image_shape:
-        raise DataError(f"the images of {place} are {images.shape[1:]} but the network sees {image_shape}; resize them")
-    return Given(unit(images), tuple(names)), classes if classes and all(classes) else None
+        pixels, numbered = arrays.read_unlabelled(path)
+        labels = None if numbered is None else torch.from_numpy(numbered.astype(np.int64))
+    pixels = _with_channels(pixels, image_shape[0])
+    if pixels.shape[1:] != image_shape:
+        raise DataError(f"the images of {place} are {pixels.shape[1:]} but the network sees {image_shape}; resize them")
+    return Given(unit(pixels), tuple(map(printable, names)), labels, tuple(classes))

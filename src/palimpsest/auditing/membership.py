@@ -9,8 +9,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,14 +18,15 @@ import torch
 from torch import Tensor
 
 from palimpsest.auditing.given import Given, check_apart
+from palimpsest.auditing.identity import code_of
 from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.traces import Loss, Statistic, loss_trace, traces
-from palimpsest.errors import InvalidInputError
+from palimpsest.errors import InvalidInputError, RunFolderError
 from palimpsest.files.schema import Range, check_options
 from palimpsest.files.series import InMemory, Sources
-from palimpsest.files.storage import write_atomically
+from palimpsest.files.storage import digest, open_regular, parse_json, tensor_digest, write_atomically
 from palimpsest.files.versions import versions
 from palimpsest.runs.journal import note
 from palimpsest.scoring.rates import RATES, Rates, rates
@@ -69,7 +70,7 @@ class Membership:
     @property
     def named(self) -> Tensor:
         """(n,) whether each given image is named as a training image, at ``level`` false positives."""
-        return self.rates.p_values <= self.level * (1 + 1e-9)
+        return self.rates.at(self.level)
 
     @property
     def outcome(self) -> Outcome:
@@ -83,7 +84,7 @@ class Membership:
             return f"No verdict: {n} given and {len(self.held_out)} held-out images are too few; give more."
         low, high = verdict.auc_interval
         auc = f"AUC of given against held-out images: {verdict.auc:.2f} ({low:.2f} to {high:.2f})."
-        if self.rates.finest > self.level * (1 + 1e-9):
+        if not self.rates.resolves(self.level):
             found = (
                 f"the given images leave {'larger' if self.outcome is Outcome.LEAKAGE else 'no larger'} traces than "
                 f"held-out ones, but {len(self.held_out)} of these cannot resolve {α} false positives"
@@ -142,7 +143,8 @@ def membership(
         loss: the loss of the training: ``"squared"``, ``"logistic"`` (one output) or ``"cross_entropy"``. The images
             then need labels.
         device: where to compute.
-        out: a folder for ``membership.csv``, ``membership.json`` and ``membership.html``.
+        out: a folder for ``membership.csv``, ``membership.json`` and ``membership.html``. One that holds those of
+            another test is refused.
 
     Examples:
         >>> import palimpsest as pal
@@ -157,7 +159,7 @@ def membership(
         >>> int(found.named.sum()), round(found.rates.verdict.auc, 2)
         (10, 1.0)
     """
-    check_options(MembershipOptions(level, statistic, loss))
+    options = check_options(MembershipOptions(level, statistic, loss))
     given, others = (some if isinstance(some, Given) else Given(some) for some in (images, held_out))
     check_apart(given, others)
     examined = subject(
@@ -172,8 +174,13 @@ def membership(
     if not segments and examined.initial is not None:
         segments = [(_on(examined.initial, device), model.state_dict())]
     seen = ((torch.cat([given.images, others.images.to(given.images)]) - mean) / std).to(next(model.parameters()))
+    if out is not None:
+        states = [model.state_dict(), *(state for segment in segments for state in segment)]
+        code = code_of(network) | {"arguments": repr(network_args)}
+        test = _identity(options, code, given.names, [seen, given.labels, others.labels], states)
+        _check_free(Path(out), test)
     if statistic == "loss" or (statistic is None and loss is not None and not segments):
-        found = loss_trace(model, seen, _labels(given, others), loss)
+        found = loss_trace(model, seen, _labels(given, others), loss, classes=len(others.classes) or None)
     else:
         if not segments and loss is None:
             note("the final weights alone tell little by gradients; give --initial, or --loss and classes")
@@ -183,7 +190,7 @@ def membership(
     known = _knowledge(len(segments), found.statistic)
     result = Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known)
     if out is not None:
-        save(result, given, Path(out))
+        save(result, given, Path(out), test)
     return result
 
 
@@ -208,14 +215,41 @@ def _on(state: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Te
 # --- files ------------------------------------------------------------------------------------------
 
 
-def save(found: Membership, given: Given, out: Path) -> None:
-    """Write the table, the summary and the page. The page is last, so it stands for all three."""
+def save(found: Membership, given: Given, out: Path, test: str) -> None:
+    """Write the summary, the table and the page. The summary is first, because it says whose the folder is."""
+    out.mkdir(parents=True, exist_ok=True)
+    write_atomically(out / "membership.json", (json.dumps(summary(found) | {"test": test}, indent=1) + "\n").encode())
+    write_atomically(out / "membership.csv", _table(found).encode())
+    write_atomically(out / "membership.html", render_membership(found, given.images, out.name).encode())
+
+
+def _identity(
+    options: MembershipOptions,
+    code: Mapping[str, str | None],
+    names: Sequence[str],
+    images: Sequence[Tensor | None],
+    states: Sequence[Mapping[str, Tensor]],
+) -> str:
+    """Which test this is: the checksum of its options, of the network's code, and of all images and weights."""
+    tensors = {f"image {i}": t for i, t in enumerate(images) if t is not None}
+    tensors |= {f"state {i} {name}": t for i, state in enumerate(states) for name, t in state.items()}
+    plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
+    return tensor_digest(plain, digest(asdict(options), code, names))
+
+
+def _check_free(out: Path, test: str) -> None:
+    """Refuse a folder that holds another test, as an audit does. The same test may be repeated."""
     if out.exists() and not out.is_dir():
         raise InvalidInputError(f"{out} is not a folder; choose another for --out")
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(out / "membership.csv", _table(found).encode())
-    write_atomically(out / "membership.json", (json.dumps(summary(found), indent=1) + "\n").encode())
-    write_atomically(out / "membership.html", render_membership(found, given.images, out.name).encode())
+    if not any((out / f"membership.{kind}").exists() for kind in ("json", "csv", "html")):
+        return
+    try:
+        with open_regular(out / "membership.json") as file:
+            other = parse_json(file.read()).get("test")
+    except (OSError, ValueError):
+        other = None
+    if other != test:
+        raise RunFolderError(f"{out} holds another membership test; choose another folder, or repeat its command")
 
 
 def _table(found: Membership) -> str:
@@ -223,7 +257,7 @@ def _table(found: Membership) -> str:
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["image", "trace", "p_value", f"member_at_{found.level:g}"])
-    resolvable = found.rates.finest <= found.level * (1 + 1e-9)
+    resolvable = found.rates.resolves(found.level)
     for name, trace, p, named in zip(found.names, found.traces.tolist(), found.rates.p_values.tolist(),
                                      found.named.tolist(), strict=True):  # fmt: skip
         decided = ("yes" if named else "no") if resolvable else "not resolvable"

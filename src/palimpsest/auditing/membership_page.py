@@ -10,7 +10,7 @@ from palimpsest.files.versions import versions
 from palimpsest.report.figures import roc
 from palimpsest.report.page import page
 from palimpsest.report.pictures import Picture, data_uri
-from palimpsest.scoring.rates import curve
+from palimpsest.runs.journal import printable
 
 if TYPE_CHECKING:
     from palimpsest.auditing.membership import Membership
@@ -24,14 +24,14 @@ def render_membership(found: Membership, images: Tensor, name: str) -> str:
     most = min(MOST, (len(order) + 1) // 2)
     return page(
         "membership.html",
-        title=f"{name}: which images was the network trained on?",
+        title=f"{printable(name)}: which images was the network trained on?",
         outcome=found.outcome,
         sentence=found.sentence,
         found=found,
         verdict=found.rates.verdict,
         surest=_plate(found, images, order[:most]),
         least=_plate(found, images, order[most:][-most:]),
-        roc=roc(curve(found.traces, found.held_out), finest=found.rates.finest, level=found.level),
+        roc=roc(found.rates, found.level),
         width=images.shape[-1],
         settings={
             "Test": {

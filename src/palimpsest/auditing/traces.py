@@ -75,7 +75,7 @@ def traces(
         images: (N, *image_shape). Images to test and held-out images must be given together.
         statistic: ``"span"`` or ``"gradients"``. None chooses the span if a dense layer shows it.
     """
-    layer = widest_dense_layer(model, images[:2]) if segments else None
+    layer = widest_dense_layer(model, images[:BATCH]) if segments else None
     if statistic == "span" and layer is None:
         raise InvalidInputError("the span needs the initial weights and a trained dense layer that sees each image "
                                 "once; leave out the statistic")  # fmt: skip
@@ -94,6 +94,15 @@ def traces(
     parts = zip(targets, points, strict=True)
     values = torch.stack([_drop_on(network, T, θs, state, images) for T, θs in parts]).mean(0)
     return Traces(values, "gradients", None, c[-1] if c else 1.0)
+
+
+def _finite(rows: Tensor) -> Tensor:
+    """Rows (N, …), one for each image. One NaN would spread to the traces of all."""
+    broken = (~rows.isfinite()).flatten(1).any(1).nonzero().flatten().tolist()
+    if broken:
+        raise NonFiniteError(f"the network computes NaN or infinity from image {broken[0] + 1} of {len(rows)}, given "
+                             "and then held out; leave it out, or check the mean and the deviation")  # fmt: skip
+    return rows
 
 
 @dataclass(frozen=True)
@@ -128,7 +137,8 @@ def widest_dense_layer(model: nn.Module, images: Tensor) -> str | None:
     best, widest = FEWEST - 1, None
     for name, seen in calls.items():
         W = model.get_submodule(name).get_parameter("weight")
-        usable = len(seen) == 1 and seen[0].ndim == 2 and W.requires_grad and sum(W is p for p in tensors) == 1
+        alone = len(seen) == 1 and seen[0].ndim == 2 and len(seen[0]) == len(images)  # patches are more rows
+        usable = alone and W.requires_grad and sum(W is p for p in tensors) == 1
         if usable and min(W.shape) > best:
             best, widest = min(W.shape), name
     return widest
@@ -179,7 +189,7 @@ def _span_on(network: Network, way: _Way, layer: str, images: Tensor) -> Tensor:
     Zs: list[Tensor] = []
     for t in POINTS:
         rows = [_inputs(network, way.at(t), part, layer=layer)[layer][0] for part in images.split(BATCH)]
-        Z = torch.cat(rows).double()
+        Z = _finite(torch.cat(rows).double())
         if Zs and torch.equal(Z, Zs[0]):
             break
         Zs.append(Z)
@@ -226,7 +236,7 @@ def _drop_on(network: Network, T: Parameters, points: Sequence[Parameters], end:
     rows = [torch.stack([sketch(_gradient(network, list(T), θ, x, y)) for θ in points])
             for x, y in zip(images, top, strict=True)]  # fmt: skip
     target = sketch(torch.cat([t.flatten() for t in T.values()]))
-    return floor_drop(torch.stack(rows).double(), target.double())
+    return floor_drop(_finite(torch.stack(rows).double()), target.double())
 
 
 def _gradient(network: Network, names: Sequence[str], θ: Parameters, x: Tensor, y: Tensor) -> Tensor:
@@ -264,17 +274,26 @@ def floor_drop(F: Tensor, T: Tensor) -> Tensor:
 # --- the loss ---------------------------------------------------------------------------------------
 
 
-def loss_trace(model: nn.Module, images: Tensor, labels: Tensor, loss: Loss | None) -> Traces:
-    """log(1 + 1/L) of each image's loss L: how well the final weights fit it. Labels are classes 0…C−1."""
+def loss_trace(
+    model: nn.Module, images: Tensor, labels: Tensor, loss: Loss | None, *, classes: int | None = None
+) -> Traces:
+    """log(1 + 1/L) of each image's loss L: how well the final weights fit it.
+
+    Labels are 0…C−1, or ±1 for one output. ``classes`` is their number, if the order of their names made the labels.
+    """
     with torch.no_grad():
         Φ = torch.cat([Network(model)(dict(model.state_dict()), part, None) for part in images.split(BATCH)]).double()
-    outputs = Φ.shape[1]
+    outputs = _finite(Φ).shape[1]
     if loss not in ("squared", "logistic" if outputs == 1 else "cross_entropy"):
         fitting = "squared or logistic" if outputs == 1 else "squared or cross_entropy"
         raise InvalidInputError(f"the loss is {loss}; the network has {outputs} output(s), so give {fitting}")
-    if int(labels.min()) < 0 or int(labels.max()) >= max(2, outputs):
-        raise InvalidInputError(f"the labels go from {int(labels.min())} to {int(labels.max())}; the network tells "
-                                f"{max(2, outputs)} classes apart")  # fmt: skip
-    y = (2 * labels[:, None] - 1 if outputs == 1 else nn.functional.one_hot(labels, outputs)).to(Φ)
+    C = max(2, outputs)
+    if classes not in (None, C):  # one that is missing would shift the numbers of those after it
+        raise InvalidInputError(f"there are {classes} sub-folders of held-out images, but the network tells {C} classes"
+                                " apart; give one for each")  # fmt: skip
+    if not any(set(labels.tolist()) <= known for known in (set(range(C)), {-1, 1} if outputs == 1 else set())):
+        raise InvalidInputError(f"the labels go from {int(labels.min())} to {int(labels.max())}, but the network tells "
+                                f"{C} classes apart; number them 0 to {C - 1}")  # fmt: skip
+    y = (2 * (labels[:, None] > 0) - 1 if outputs == 1 else nn.functional.one_hot(labels.long(), outputs)).to(Φ)
     L = (Φ - y).square().sum(1) if loss == "squared" else nn.functional.softplus(-margins(Φ, y))
     return Traces(torch.log1p(1 / L.clamp_min(1e-300)), "loss", None, 1.0)

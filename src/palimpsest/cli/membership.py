@@ -24,7 +24,7 @@ class MembershipCommand:
     """
 
     out: Path
-    """The folder to write into."""
+    """The folder to write into. One that holds another test is refused; the same command may be repeated."""
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path

@@ -6,11 +6,12 @@ below 1/(m + 1) can be resolved.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from palimpsest.errors import NonFiniteError
 from palimpsest.scoring.verdict import Verdict, judge
 
 RATES = (0.01, 0.001)
@@ -29,6 +30,27 @@ class Rates:
     verdict: Verdict
     """Whether the given images as a whole score higher than held-out ones, with the AUC and its interval."""
 
+    def resolves(self, α: float) -> bool:
+        """Whether there are enough held-out images for the rate α of false positives."""
+        return self.finest <= _rounded_up(α)
+
+    def at(self, α: float) -> Tensor:
+        """(n,) whether each given image is named at the rate α of false positives: p ≤ α."""
+        return self.p_values <= _rounded_up(α)
+
+    @property
+    def curve(self) -> list[tuple[float, float]]:
+        """The ROC: for each rate k/(m + 1) of false positives, the share of given images with p ≤ k/(m + 1)."""
+        most = round(1 / self.finest)
+        ranks = (self.p_values * most).round().long()
+        share = ranks.bincount(minlength=most + 1).cumsum(0)[1:].double() / len(ranks)
+        return [(k / most, y) for k, y in enumerate(share.tolist(), 1)]
+
+
+def _rounded_up(α: float) -> float:
+    """α beyond rounding, because 1/(m + 1) and α = 0.01 are rounded in different ways."""
+    return α * (1 + 1e-9)
+
 
 def rates(given: Tensor, held_out: Tensor, *, at: Sequence[float] = RATES) -> Rates:
     """Compare the scores of given images with those of held-out images. Larger scores speak for training images.
@@ -39,14 +61,8 @@ def rates(given: Tensor, held_out: Tensor, *, at: Sequence[float] = RATES) -> Ra
         ([0.01, 0.51], {0.01: 0.5, 0.001: None})
     """
     x, y = given.double().cpu(), held_out.double().cpu().sort().values
+    if not bool(x.isfinite().all() and y.isfinite().all()):  # NaN does not have a rank
+        raise NonFiniteError("the scores of given or held-out images contain NaN or infinity; leave these images out")
     p = (1 + len(y) - torch.searchsorted(y, x)).double() / (len(y) + 1)
-    finest = 1 / (len(y) + 1)
-    named = {α: float((p <= α * (1 + 1e-9)).double().mean()) if finest <= α * (1 + 1e-9) else None for α in at}
-    return Rates(p, named, finest, judge(x, y))
-
-
-def curve(given: Tensor, held_out: Tensor) -> list[tuple[float, float]]:
-    """The ROC: for each possible number of false positives, their rate and that of true positives."""
-    y = held_out.double().cpu().sort(descending=True).values
-    above = [float((given.double().cpu() > threshold).double().mean()) for threshold in y]
-    return [(i / len(y), share) for i, share in enumerate(above)] + [(1.0, 1.0)]
+    found = Rates(p, {}, 1 / (len(y) + 1), judge(x, y))
+    return replace(found, named={α: float(found.at(α).double().mean()) if found.resolves(α) else None for α in at})
