@@ -1,13 +1,12 @@
 """The images of a membership test, given and held out: from a folder or an .npz file, with their names."""
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from palimpsest.auditing.truth import _with_channels, numbers
+from palimpsest.auditing.truth import existing, fitting
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import unit
 from palimpsest.errors import DataError, InvalidInputError
@@ -60,14 +59,6 @@ def load(images: str, held_out: str, *, image_shape: tuple[int, ...], labelled: 
     return replace(given, labels=number[given.labels], classes=others.classes), others
 
 
-def scale(mean: str, std: str, image_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """The mean and the standard deviation that a user gave, as for an audit."""
-    deviation = numbers(std, image_shape)
-    if not bool((deviation > 0).all() and deviation.isfinite().all()):
-        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
-    return numbers(mean, image_shape), deviation
-
-
 def check_apart(given: Given, held_out: Given) -> None:
     """Refuse held-out images of another shape, and images that are given and held out."""
     if given.images.shape[1:] != held_out.images.shape[1:]:
@@ -81,9 +72,7 @@ def check_apart(given: Given, held_out: Given) -> None:
 
 def _read(place: str, image_shape: tuple[int, ...]) -> Given:
     """The images, with labels if each is in a sub-folder, or if the file has them."""
-    path = Path(place).expanduser()
-    if not path.exists():
-        raise DataError(f"there is no {place}; give a folder with images, or an .npz file")
+    path = existing(place)
     names: list[str] = []
     classes: list[str] = []
     labels = None
@@ -96,7 +85,4 @@ def _read(place: str, image_shape: tuple[int, ...]) -> Given:
     else:
         pixels, numbered = arrays.read_unlabelled(path)
         labels = None if numbered is None else torch.from_numpy(numbered.astype(np.int64))
-    pixels = _with_channels(pixels, image_shape[0])
-    if pixels.shape[1:] != image_shape:
-        raise DataError(f"the images of {place} are {pixels.shape[1:]} but the network sees {image_shape}; resize them")
-    return Given(unit(pixels), tuple(map(printable, names)), labels, tuple(classes))
+    return Given(unit(fitting(pixels, place, image_shape)), tuple(map(printable, names)), labels, tuple(classes))

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from palimpsest.auditing.given import Given, check_apart
 from palimpsest.auditing.identity import code_of
+from palimpsest.auditing.images import shielded
 from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
 from palimpsest.auditing.subject import Factory, subject
@@ -261,8 +262,7 @@ def _table(found: Membership) -> str:
     for name, trace, p, named in zip(found.names, found.traces.tolist(), found.rates.p_values.tolist(),
                                      found.named.tolist(), strict=True):  # fmt: skip
         decided = ("yes" if named else "no") if resolvable else "not resolvable"
-        shielded = f"'{name}" if name[:1] in "=+-@" else name  # a spreadsheet would run it as a formula
-        writer.writerow([shielded, f"{trace:.6g}", f"{p:.6g}", decided])
+        writer.writerow([shielded(name), f"{trace:.6g}", f"{p:.6g}", decided])
     return file.getvalue()
 
 

@@ -94,9 +94,7 @@ class Truth:
 
 def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:
     """Read training images, and held-out images: each a folder with a sub-folder per class, or an .npz file."""
-    centre, deviation = (numbers(text, image_shape) for text in (mean, std))
-    if not bool((deviation > 0).all() and deviation.isfinite().all()):
-        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
+    centre, deviation = scale(mean, std, image_shape)
     source = _source(images, image_shape)
     other = None if held_out is None else unit(_source(held_out, image_shape).images)
     shown, labels = unit(source.images), torch.from_numpy(source.labels.astype(np.int64))
@@ -118,6 +116,14 @@ def _firsts(images: Tensor) -> list[int]:
     return [seen.setdefault((image + 0.0).cpu().numpy().tobytes(), i) for i, image in enumerate(images)]  # −0 is 0
 
 
+def scale(mean: str, std: str, image_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation that a user gave."""
+    centre, deviation = (numbers(text, image_shape) for text in (mean, std))
+    if not bool((deviation > 0).all() and deviation.isfinite().all()):
+        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
+    return centre, deviation
+
+
 def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
     """A number, one per channel (0.5,0.4,0.4), or an image in an .npy file, as a (C, H, W) tensor."""
     try:
@@ -134,17 +140,28 @@ def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
 
 
 def _source(name: str, image_shape: tuple[int, ...]) -> Source:
+    path = existing(name)
+    source = folder.read(path) if path.is_dir() else arrays.read(path)
+    return replace(source, images=fitting(source.images, name, image_shape))
+
+
+def existing(name: str) -> Path:
+    """The folder or file that a user named."""
     path = Path(name).expanduser()
     if not path.exists():
         raise DataError(f"there is no {name}; give a folder with a sub-folder of images per class, or an .npz file")
-    source = folder.read(path) if path.is_dir() else arrays.read(path)
-    images = _with_channels(source.images, image_shape[0])
+    return path
+
+
+def fitting(images: np.ndarray, name: str, image_shape: tuple[int, ...]) -> np.ndarray:
+    """Images as the network sees them, refused if they have another size."""
+    images = _with_channels(images, image_shape[0])
     if (shape := images.shape[1:]) != image_shape:
         remedy = (
             "resize them" if shape[1:] != image_shape[1:] else "save them in grey" if shape[0] == 3 else "check --shape"
         )
         raise DataError(f"the images of {name} are {shape} but the network sees {image_shape}; {remedy}")
-    return replace(source, images=images)
+    return images
 
 
 def _with_channels(images: np.ndarray, channels: int) -> np.ndarray:

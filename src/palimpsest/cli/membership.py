@@ -6,7 +6,7 @@ from typing import Annotated
 
 import tyro
 
-from palimpsest.auditing import given
+from palimpsest.auditing import given, truth
 from palimpsest.auditing.membership import MembershipOptions, membership
 from palimpsest.cli.shared import Device, image_shape, json_object, torch_device
 from palimpsest.runs.journal import printable
@@ -57,7 +57,7 @@ class MembershipCommand:
 
     def run(self) -> None:
         shape = image_shape(self.shape)
-        mean, std = given.scale(self.mean, self.std, shape)
+        mean, std = truth.scale(self.mean, self.std, shape)
         images, held_out = given.load(
             self.images, self.held_out, image_shape=shape, labelled=self.options.loss is not None
         )
