@@ -202,12 +202,20 @@ class Normed(nn.Module):
 @pytest.mark.parametrize(("width", "more"), [(40, {}), (4, {}), (4, {"loss": "squared", "initial": None})])
 def test_an_image_from_which_the_network_computes_nan_is_refused(width, more, data):
     torch.manual_seed(0)
-    initial, final = Normed(width).state_dict(), Normed(width).state_dict()
+    initial = Normed(width).state_dict()
+    final = {name: t + 0.1 * torch.randn_like(t) for name, t in initial.items()}
     images, held_out = data.held_out.images[:20], data.held_out.images[20:60].clone()
     held_out[5] = 0
     both = [pal.auditing.Given(some, labels=torch.arange(len(some)) % 2) for some in (images, held_out)]
     with pytest.raises(NonFiniteError, match="image 26 of 60"):
         pal.auditing.membership(lambda: Normed(width), final, *both, **{"initial": initial, **more})
+
+
+def test_a_start_of_another_training_is_refused(data):
+    torch.manual_seed(0)
+    final, other = pooled().state_dict(), pooled().state_dict()
+    with pytest.raises(InvalidInputError, match="belong"):
+        pal.auditing.membership(pooled, final, data.train.images, data.held_out.images[:60], initial=other, mean=0.5)
 
 
 class Patched(nn.Module):

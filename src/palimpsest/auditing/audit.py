@@ -29,7 +29,7 @@ from palimpsest.auditing.checksums import checksums
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
-from palimpsest.auditing.page import render_audit
+from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
 from palimpsest.auditing.preflight import Preflight, check_start, preflight
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.stages import cached_json
@@ -156,6 +156,8 @@ def audit(
         _save(case, result)
         settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
         page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
+        if not redact and result.report.exists() and WITHOUT_PICTURES in result.report.read_text():
+            note("the report shows pictures again; give --redact to leave them out")
         write_atomically(result.report, page.encode())
         return result
 

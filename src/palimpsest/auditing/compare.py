@@ -115,7 +115,7 @@ def _warnings(old: AuditRecord, new: AuditRecord) -> Iterator[str]:
         if bool(x) != bool(y):
             yield f"{what} were given to one audit only"
     for name in sorted({each.name for each in old.readings} ^ {each.name for each in new.readings}):
-        yield f"only one audit read the {name}"
+        yield f"only one audit read rung {name}"
     for before, after in _pairs(old, new):
         if differing := [name for name in before.plan if before.plan[name] != after.plan.get(name)]:
             values = [f"{name} {_plain(before.plan[name])} and {_plain(after.plan.get(name))}" for name in differing]

@@ -22,6 +22,7 @@ from palimpsest.auditing.identity import code_of
 from palimpsest.auditing.images import shielded
 from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
+from palimpsest.auditing.relation import relation
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.traces import Loss, Statistic, loss_trace, traces
 from palimpsest.errors import InvalidInputError, RunFolderError
@@ -29,6 +30,7 @@ from palimpsest.files.schema import Range, check_options
 from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, open_regular, parse_json, tensor_digest, write_atomically
 from palimpsest.files.versions import versions
+from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.scoring.rates import RATES, Rates, rates
 from palimpsest.scoring.verdict import Outcome
@@ -168,6 +170,8 @@ def membership(
         key=key, initial_key=initial_key, checkpoints=checkpoints, updates=updates,
     )  # fmt: skip
     check_start(examined)
+    if examined.initial is not None and not relation(parameters_of(examined.model), examined.initial)[1]:
+        raise InvalidInputError("the initial weights do not belong to this training; give those that it started from")
     for remark in examined.remarks:
         note(remark)
     model = examined.model.to(device)

@@ -17,6 +17,7 @@ from palimpsest.report.page import page
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.scoring import metrics
 
+WITHOUT_PICTURES = ", without pictures"  # in the title of a redacted report
 MOST, FEW = 100, 20  # candidates shown, of the rung behind the headline and of the others
 
 
@@ -45,7 +46,7 @@ def render_audit(
     code = versions() | {"source of palimpsest, SHA-256": source_digest()}
     return page(
         "audit.html",
-        title=f"{name}: an audit of what can be read out of the weights{', without pictures' if redact else ''}",
+        title=f"{name}: an audit of what can be read out of the weights{WITHOUT_PICTURES if redact else ''}",
         outcome=verdict.outcome,
         sentence=verdict.sentence,
         audit=audit,

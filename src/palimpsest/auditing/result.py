@@ -97,7 +97,8 @@ class Rung:
             return f"Publishing {self.attacker.adds} gives away a trace of the training images as a whole."
         kind = "training image" if self.reading.compared else "likely candidate"
         count = f"{self.adds or 'no'} more {kind}{'' if self.adds == 1 else 's'}"
-        return f"Publishing {self.attacker.adds} exposes {count}."
+        all_of_them = "" if self.adds == self.exposes else f" ({self.exposes} in all)"
+        return f"Publishing {self.attacker.adds} exposes {count}{all_of_them}."
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -164,7 +164,7 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
         return None, [f"{NOT_READ}: {error}"]
     if not any(bool(m.any()) for m in moment.values()):
         return None, [f"{NOT_READ}: its first moment is zero"]
-    return moment, ["the file of the trained weights holds the optimiser's state, which is read too"]
+    return moment, ["the file of the trained weights also holds the optimiser's state"]
 
 
 # --- the author's code ---------------------------------------------------------------------------
