@@ -97,7 +97,7 @@ def run(case: Case) -> dict:
         found = pal.audit(
             make, final, initial=start if case.knows_start else None, image_shape=tuple(truth.images.shape[1:]),
             out=Path(folder) / "audit", truth=truth, samples=case.images, steps=case.steps, restarts=2, tangents=1,
-            control_steps=2000, seed=case.number,
+            control_steps=2000, seed=case.number, rungs=("W0" if case.knows_start else "W",),
         )  # fmt: skip
     alone = judge(Evidence(found.ranking, found.negative, found.positive))
     return vars(case) | {

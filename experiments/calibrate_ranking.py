@@ -148,7 +148,8 @@ def examined(model: Model, options: argparse.Namespace) -> dict:
     subject = Subject(fit.model, fit.initial, data.image_shape, 1, lambda: start)
     subject = controls.shuffled(subject, method, seed=model.seed) if model.shuffled else subject
     choices = plan.Plan(
-        method=method, at=plan.NODES[options.tangents] if method == "ntk" else (), candidates=4 * model.per_class,
+        method=method, within="everywhere", at=plan.NODES[options.tangents] if method == "ntk" else (),
+        candidates=4 * model.per_class,
         steps=options.steps, restarts=options.restarts, total_variation=0.1, control_images=1, control_steps=1, seed=0,
     )  # fmt: skip
     runs = []

@@ -14,9 +14,10 @@ from torch import nn
 import outsider
 import palimpsest as pal
 from audited import QUICK, SHAPE, fitted_mlp, mlp, trained, truth
-from killing import Moment, killed, prepared
+from killing import Moment, killed, prepared, report
 from palimpsest.auditing import controls, plan, speed, verdict
 from palimpsest.auditing.case import Case, Clock
+from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.preflight import preflight
@@ -50,6 +51,7 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
         image_shape=SHAPE,
         out=tmp_path / "audit",
         truth=truth(digits),
+        rungs=("W0",),
         **QUICK | {"tangents": tangents},
     )
     assert found.verdict.outcome is Outcome.LEAKAGE
@@ -58,12 +60,12 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.floor < 0.5
     assert found.negative.probability.max() < verdict.LIKELY
     assert found.accuracy == 1
-    assert found.summary == [found.verdict.sentence]
+    assert found.summary == [found.verdict.sentence, "Do not publish the initial weights or the seed."]
     page = found.report.read_text()
     assert found.verdict.sentence in page
     assert "Positive control" in page
     assert json.loads((tmp_path / "audit" / "audit.json").read_text())["verdict"]["outcome"] == "leakage"
-    saved, _ = pal.storage.load_tensors(tmp_path / "audit" / "ranking.safetensors")
+    saved, _ = pal.storage.load_tensors(tmp_path / "audit" / "W0" / "ranking.safetensors")
     assert torch.equal(saved["images"], found.ranking.images)
 
 
@@ -74,7 +76,7 @@ def test_no_evidence_takes_a_control_that_is_as_hard(digits, tmp_path):
     empty = controls.shuffled(ours, "ntk", seed=9).model.state_dict()
 
     def audited(name, **options):
-        given = {"initial": initial, "image_shape": SHAPE, "out": tmp_path / name} | QUICK | options
+        given = {"initial": initial, "image_shape": SHAPE, "out": tmp_path / name, "rungs": ["W0"]} | QUICK | options
         return pal.audit(outsider.convolutional, empty, **given)
 
     found = audited("as-hard")
@@ -98,7 +100,7 @@ def test_images_that_the_network_was_not_trained_on_are_noticed(digits, tmp_path
     half = pal.auditing.Truth(other.train.images, torch.arange(20) % 2, other.held_out.images, mean=0.5)
     found = pal.audit(
         outsider.convolutional, final, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", truth=half,
-        **QUICK | {"candidates": 8, "control_steps": 20, "steps": 60},
+        rungs=("W0",), **QUICK | {"candidates": 8, "control_steps": 20, "steps": 60},
     )  # fmt: skip
     assert found.accuracy < 0.75
     assert found.verdict.outcome is Outcome.NO_VERDICT
@@ -130,10 +132,10 @@ def test_untrained_networks_are_not_called_leaking(knows_start, tmp_path):
 def test_killed_audits_resume_to_the_same_report(tmp_path):
     arguments = prepared(tmp_path)
     reports = []
-    for name, moments in (("whole", []), ("torn", [Moment("plan.json"), Moment("runs/negative-0.checkpoint", 2)])):
+    for name, moments in (("whole", []), ("torn", [Moment("W0/plan.json"), Moment("W/runs/negative-0.checkpoint", 2)])):
         out = tmp_path / name / "audit"
         assert killed(arguments, out, moments) == len(moments)
-        reports.append((out / "report.html").read_bytes())
+        reports.append(report(out))
         assert not list(out.rglob("*.checkpoint"))
     assert reports[0] == reports[1]
 
@@ -145,6 +147,7 @@ def tiny(out, **options):
     data = pal.datasets.load("digits", per_class=2, seed=0)
     fit = pal.train(model, data.train.images - 0.5, data.train.labels, steps=100)
     quick = {"candidates": 4, "steps": 20, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
+    quick |= {"rungs": ("W0",)}
     return pal.audit(
         lambda: pal.networks.MLP(SHAPE, hidden=(20,)),
         fit.model.state_dict(),
@@ -155,8 +158,12 @@ def tiny(out, **options):
     )
 
 
-@pytest.mark.parametrize("method", [None, "kkt-signed", "multiclass"])
-def test_networks_with_several_outputs_are_audited_too(method, tmp_path):
+@pytest.mark.parametrize(("method", "options"), [
+    ("ntk", {"rungs": ("W0",)}),
+    ("kkt-signed", {"rungs": ("W",), "weight_decay": True}),
+    ("multiclass", {"rungs": ("W",)}),
+])  # fmt: skip
+def test_networks_with_several_outputs_are_audited_too(method, options, tmp_path):
     torch.manual_seed(0)
 
     def classes():
@@ -165,8 +172,8 @@ def test_networks_with_several_outputs_are_audited_too(method, tmp_path):
     initial = classes().state_dict()
     final = {name: t + 0.1 * torch.randn_like(t) for name, t in initial.items()}
     few = {"samples": 5, "steps": 10, "restarts": 2, "tangents": 2, "control_steps": 5}
-    found = pal.audit(classes, final, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", method=method, **few)
-    assert found.plan.method == (method or "ntk")
+    found = pal.audit(classes, final, initial=initial, image_shape=SHAPE, out=tmp_path / "audit", **few | options)
+    assert found.plan.method == method
     assert found.plan.control_images == 5
     assert found.verdict.outcome is Outcome.UNDECIDED
 
@@ -184,7 +191,8 @@ def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_p
     assert done.finished
     assert OUT_OF_TIME not in done.summary
     assert tiny(out).verdict.outcome is not Outcome.NO_VERDICT
-    assert tiny(out).report.read_bytes() == tiny(tmp_path / "fresh" / "audit").report.read_bytes()
+    tiny(tmp_path / "fresh" / "audit")
+    assert report(out) == report(tmp_path / "fresh" / "audit")
 
 
 def test_an_unfinished_audit_is_not_called_complete_and_units_are_counted_in_all_layers(tmp_path):
@@ -204,9 +212,9 @@ def test_too_few_held_out_images_leave_the_verdict_to_the_estimates(digits, tmp_
 
 def test_weights_that_never_moved_are_refused_before_the_folder_is_taken(tmp_path):
     weights = mlp().state_dict()
-    for method in (None, "kkt"):
+    for rungs in (None, ["W"]):
         with pytest.raises(InvalidInputError, match="--initial"):
-            pal.audit(mlp, weights, initial=weights, image_shape=SHAPE, out=tmp_path / "audit", method=method)
+            pal.audit(mlp, weights, initial=weights, image_shape=SHAPE, out=tmp_path / "audit", rungs=rungs)
     assert not (tmp_path / "audit").exists()
 
 
@@ -222,7 +230,7 @@ def test_a_terminal_shows_the_plan_the_classes_and_every_restart(digits, tmp_pat
             Image.fromarray((255 * image[0]).byte().numpy()).save(Path("images", name, f"{i}.png"))
     words = ["--network", f"{TESTS / 'outsider.py'}:convolutional", "--weights", "final.pt", "--initial", "start.pt"]
     words += ["--shape", "1,8,8", "--data", "images", "--mean", "0.5", "--no-controls"]
-    words += ["--steps", "5", "--restarts", "3", "--tangents", "1", "--control-steps", "1"]
+    words += ["--steps", "5", "--restarts", "3", "--tangents", "1", "--control-steps", "1", "--rungs", "W0"]
     assert main(["audit", "--out", "audit", *words]) == 0
     told = capsys.readouterr().err
     for each in ("plan: 3 restarts", "circle = 0, stripes = 1", "entry 'model'", "ema", "%"):
@@ -242,7 +250,8 @@ def test_the_speed_of_training_leaves_out_the_first_call(monkeypatch):
     monkeypatch.setattr(speed.time, "monotonic", lambda: clock[0])
     ours = fitted_mlp(steps=2)
     case = Case(Path(), "", ours, Options(), None, torch.device("cpu"), Clock(0.0))
-    assert speed._training_rate(case, plan.untimed_plan(preflight(ours), Options())) == pytest.approx(10)
+    made = plan.untimed_plan(Attacker("W0", "ntk", ""), preflight(ours), Options())
+    assert speed._training_rate(case, made) == pytest.approx(10)
 
 
 def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, caplog):

@@ -11,6 +11,7 @@ import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp
 from palimpsest.auditing import agreement, controls, plan, ranking, verdict
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.ladder import Attacker, attackers
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import subject
@@ -18,12 +19,22 @@ from palimpsest.scoring import Outcome
 from synthetic import exact_problem
 
 
+def methods(ours, **options):
+    """The method of each rung, or None."""
+    rungs = attackers(ours, preflight(ours), Options(**options), scored=False)
+    return {each.name: each.method for each in rungs}
+
+
+def untimed(found, options, method="ntk"):
+    return plan.untimed_plan(Attacker("W0", method, "", samples=options.samples), found, options)
+
+
 def test_the_preflight_counts_images_and_tells_the_start():
     found = preflight(fitted_mlp())
     assert found.related
     assert found.samples == 8
     assert found.bound <= 8
-    assert found.method == "ntk"
+    assert not found.unusable
     assert 0 < found.moved < 1
 
 
@@ -32,9 +43,9 @@ def test_a_start_that_is_not_ones_own_is_noticed():
     torch.manual_seed(99)
     stranger = replace(ours, initial=mlp().state_dict())
     assert preflight(stranger).related is False
-    assert preflight(stranger).method == "kkt"
+    assert methods(stranger) == {"W": "kkt", "W0": None, "C": None, "O": None, "T": None}
     same = replace(ours, initial=ours.model.state_dict())
-    assert preflight(same).why.startswith("the weights never moved")
+    assert preflight(same).unusable == "the weights never moved"
 
 
 def test_an_untrained_first_layer_has_nothing_beyond_its_noise():
@@ -69,16 +80,15 @@ def test_methods_follow_outputs_and_weight_decay():
         return pal.networks.MLP(SHAPE, hidden=(20,), outputs=3)
 
     several = subject(classes, classes().state_dict(), image_shape=SHAPE)
-    assert preflight(several).method == "multiclass"
-    assert preflight(several, weight_decay=True).method == "kkt-signed"
-    assert preflight(several, method="kkt-signed").why == "chosen by the user"
+    assert methods(several)["W"] == "multiclass"
+    assert methods(several, weight_decay=True)["W"] == "kkt-signed"
 
 
 @pytest.mark.parametrize("seconds", [30.0, 180.0, 3600.0])
 @pytest.mark.parametrize("rate", [5.0, 60.0, 2000.0])
 def test_plans_fit_into_the_time_there_is(seconds, rate):
     found = preflight(fitted_mlp(steps=20))
-    made = plan.timed_plan(plan.untimed_plan(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
+    made = plan.timed_plan(untimed(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
     spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
     assert spent <= seconds or made.steps == plan.FEWEST_STEPS
     assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
@@ -89,13 +99,13 @@ def test_plans_fit_into_the_time_there_is(seconds, rate):
 )
 def test_a_bound_alone_does_not_lower_the_number_of_candidates(samples, bound, candidates):
     found = replace(preflight(fitted_mlp(steps=20)), bound=bound)
-    assert plan.untimed_plan(found, Options(samples=samples)).candidates == candidates
+    assert untimed(found, Options(samples=samples)).candidates == candidates
 
 
 def test_options_replace_what_would_be_chosen():
     found = preflight(fitted_mlp(steps=20))
     options = Options(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)
-    made = plan.timed_plan(plan.untimed_plan(found, options), options, plan.Budget(1.0, 1.0, 1.0))
+    made = plan.timed_plan(untimed(found, options), options, plan.Budget(1.0, 1.0, 1.0))
     assert (made.candidates, made.steps, made.restarts, len(made.at), made.total_variation) == (7, 33, 5, 2, 0.0)
     assert made.control_steps == 9
 
@@ -162,7 +172,7 @@ def test_a_control_moves_as_far_as_the_subject(factor):
         for name, θ in ours.model.named_parameters():
             θ.copy_(ours.initial[name] + factor * (θ - ours.initial[name]))
     public = controls.public_images(8, SHAPE, 1, seed=0)
-    made = plan.untimed_plan(preflight(ours), Options())
+    made = untimed(preflight(ours), Options(samples=8))
     control = controls.trained_control(ours, made, public, torch.device("cpu"))
     way = controls.way(control, ours, made)
     assert verdict.AS_FAR <= way <= 2

@@ -27,7 +27,8 @@ def make():
 """
 TRAINING = "--data digits --per-class 2 --hidden 4 --steps 5".split()
 READING = "--candidates 3 --steps 8 --rounds 1".split()
-AUDIT = "--shape 1,8,8 --samples 4 --candidates 4 --steps 10 --restarts 2 --tangents 1 --control-steps 3".split()
+AUDIT = "--rungs W0 --shape 1,8,8 --samples 4 --candidates 4 --steps 10 --restarts 2 --tangents 1".split()
+AUDIT += ["--control-steps", "3"]
 
 
 # --- the folders -------------------------------------------------------------------------------------
@@ -90,7 +91,7 @@ def unread(audits, place) -> dict[str, Path]:
     """The audits before the last run of the positive control, which needs the control's weights."""
     for name, folder in audits.items():
         copy = Path(shutil.copytree(folder, place / f"{name}, unread"))
-        (copy / "runs" / "positive-1.safetensors").unlink()
+        (copy / "W0" / "runs" / "positive-1.safetensors").unlink()
     return {name: place / f"{name}, unread" for name in audits}
 
 
@@ -212,8 +213,8 @@ def test_damaged_run_folders_give_no_other_verdict(damage, runs, tmp_path, capsy
 def test_damaged_audits_give_no_other_verdict(damage, audits, place, tmp_path, capsys):
     found = refused(capsys, audits, tmp_path, damage, [[*audit(place), "--out", "FOLDER"]])
     if damage.startswith(("truncated", "a bit", "of another run")):
-        readings = {f"runs/{role}-{i}.safetensors" for role in ("subject", "negative", "positive") for i in (0, 1)}
-        facts = {"config.json", "preflight.json", "plan.json", "floor.json", "control.safetensors"}
+        readings = {f"W0/runs/{role}-{i}.safetensors" for role in ("subject", "negative", "positive") for i in (0, 1)}
+        facts = {"config.json", "preflight.json", "W0/plan.json", "W0/floor.json", "W0/control.safetensors"}
         assert found == facts | readings
 
 
@@ -222,4 +223,4 @@ def test_damaged_checkpoints_and_controls_give_no_other_verdict(damage, interrup
     commands = [["reconstruct", "FOLDER", *READING], ["report", "FOLDER"]]
     assert refused(capsys, interrupted, tmp_path, damage, commands, only="checkpoint.safetensors")
     commands = [[*audit(place), "--out", "FOLDER"]]
-    assert refused(capsys, unread, tmp_path, damage, commands, only="control.safetensors")
+    assert refused(capsys, unread, tmp_path, damage, commands, only="W0/control.safetensors")

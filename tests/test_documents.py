@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import fmean
 
 import left_behind
+import membership
 import pytest
 from reproduce import experiment, parts, summary
 
@@ -122,6 +123,14 @@ def test_pages_show_the_results(name, page):
 def test_the_page_shows_what_each_file_gives_away():
     rows = json.loads((ROOT / "docs" / "results" / "left-behind.json").read_text(encoding="utf-8"))
     assert left_behind.table(rows) in (ROOT / "docs" / "what-not-to-publish.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_which_images_are_named():
+    rows = json.loads((ROOT / "docs" / "results" / "membership.json").read_text(encoding="utf-8"))
+    assert membership.table(rows) in (ROOT / "docs" / "membership.md").read_text(encoding="utf-8")
+    decided = [row["initial weights"] for row in rows if row["images"] <= 100 and row["kind"] != "pooled"]
+    assert len(decided) == 18
+    assert all(part["0.01"] == part["0.001"] == 1 and part["never saw"]["0.01"] <= 0.025 for part in decided)
 
 
 def test_the_page_says_what_training_images_explain():

@@ -261,7 +261,7 @@ from torch import nn
 def make():
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 6), nn.{activation}(), nn.Linear(6, 1))
 """
-QUICK = {"candidates": 4, "steps": 10, "restarts": 2, "tangents": 1, "control_steps": 1}
+QUICK = {"candidates": 4, "steps": 10, "restarts": 2, "tangents": 1, "control_steps": 1, "rungs": ("W0",)}
 
 
 def network(activation=nn.ReLU):
@@ -300,7 +300,7 @@ def test_a_large_bias_hides_no_other_network(weights, tmp_path):
 
 def test_a_reading_of_one_role_is_not_taken_for_another(weights, tmp_path):
     found = audit(weights, tmp_path / "audit", controls=False)
-    runs = tmp_path / "audit" / "runs"
+    runs = tmp_path / "audit" / "W0" / "runs"
     for number in (0, 1):
         shutil.copy(runs / f"negative-{number}.safetensors", runs / f"subject-{number}.safetensors")
     with pytest.raises(PalimpsestError, match="belongs to another run"):
@@ -350,7 +350,7 @@ def test_a_failed_audit_leaves_no_folder(weights, tmp_path, monkeypatch):
 
 def test_a_factory_that_fails_later_is_told_as_it_is(weights, tmp_path):
     audit(weights, tmp_path / "audit")
-    for run in (tmp_path / "audit" / "runs").glob("positive-*"):
+    for run in (tmp_path / "audit" / "W0" / "runs").glob("positive-*"):
         run.unlink()
     calls = iter(range(10**6))
 
@@ -364,9 +364,12 @@ def test_a_factory_that_fails_later_is_told_as_it_is(weights, tmp_path):
 
 
 WRONG = {
-    "plan.json": [{"steps": "20"}, {"restarts": [2]}, {"at": "half"}, {"at": [None]}, {"seed": None}, {"extra": 1}],
-    "preflight.json": [{"pixels": "many"}, {"related": "yes"}, {"method": "guess"}, {"moved": [1.0]}, {"units": True}],
-    "floor.json": [{"floor": [0.5]}, {"floor": "low"}],
+    "W0/plan.json": [
+        *[{"steps": "20"}, {"restarts": [2]}, {"at": "half"}, {"at": [None]}, {"seed": None}, {"extra": 1}],
+        *[{"method": "guess"}, {"within": "sight"}],
+    ],
+    "preflight.json": [{"pixels": "many"}, {"related": "yes"}, {"unusable": 3}, {"moved": [1.0]}, {"units": True}],
+    "W0/floor.json": [{"floor": [0.5]}, {"floor": "low"}],
 }
 
 
@@ -387,10 +390,8 @@ def test_fields_of_another_type_are_refused_also_under_a_right_checksum(name, we
 def test_runs_of_another_plan_are_not_mixed_in(weights, tmp_path):
     """A plan that is deleted is made again from the speed of the machine, which may be another then."""
     audit(weights, tmp_path / "audit", controls=False)
-    folder = RunFolder(tmp_path / "audit")
-    path = folder.path / "plan.json"
-    path.write_bytes(
-        storage.packed_json(storage.load_json(path, owner=folder.owner) | {"steps": 5}, owner=folder.owner)
-    )
+    path = tmp_path / "audit" / "W0" / "plan.json"
+    owner = storage.parse_json(path.read_bytes())["owner"]
+    path.write_bytes(storage.packed_json(storage.load_json(path, owner=owner) | {"steps": 5}, owner=owner))
     with pytest.raises(PalimpsestError, match="belongs to another run"):
         audit(weights, tmp_path / "audit", controls=False)

@@ -13,8 +13,8 @@ from audited import QUICK, SHAPE, mlp, truth
 from palimpsest.auditing import controls, reading
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.ladder import attackers
 from palimpsest.auditing.options import Options
-from palimpsest.auditing.page import render_audit
 from palimpsest.auditing.plan import untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import subject
@@ -51,6 +51,13 @@ def training(digits, tmp_path_factory):
     for number, state in enumerate(states):
         torch.save({"step": 20 * number, "model": state, "optimizer": optimiser.state_dict()}, folder / f"{number}.pt")
     return folder, states
+
+
+def planned(ours, method, **options):
+    """The plan of the rung that is read by this method."""
+    found, options = preflight(ours), Options(**options)
+    rungs = attackers(ours, found, options, scored=False)
+    return untimed_plan(next(rung for rung in rungs if rung.method == method), found, options)
 
 
 # --- run folders ---------------------------------------------------------------------------------
@@ -91,30 +98,39 @@ def test_weights_that_a_training_kept_are_read_and_remembered(tmp_path, capsys, 
 # --- audits --------------------------------------------------------------------------------------
 
 
-def test_checkpoints_and_the_optimisers_state_are_read_and_judged(digits, training, tmp_path):
+def test_every_rung_is_read_and_judged(digits, training, tmp_path):
     folder, states = training
     options = {"image_shape": SHAPE, "truth": truth(digits), **QUICK | {"control_steps": 100}}
+    options["initial"] = states[0]
     found = pal.audit(mlp, folder / "3.pt", checkpoints=folder, out=tmp_path / "audit", **options)
-    assert (found.plan.method, found.preflight.samples, found.preflight.segments) == ("path", 4, 3)
+    assert {name: each.plan.method for name, each in found.readings.items()} == {
+        "W": "kkt", "W0": "ntk", "C": "path", "O": "gradient"
+    }  # fmt: skip
+    assert [each.plan.within for each in found.readings.values()] == ["everywhere", "span", "span", "span"]
+    assert (found.preflight.samples, found.readings["C"].attacker.segments) == (4, 3)
+    for name in ("W0", "C", "O"):
+        assert found.readings[name].verdict.outcome is Outcome.LEAKAGE
+        assert found.readings[name].score.verdict.confidence == 0.99
+    assert found.readings["O"].floor < 0.1
+    assert found.readings["O"].negative.probability.max() < 0.5
     assert found.verdict.outcome is Outcome.LEAKAGE
-    assert found.optimiser.plan.method == "gradient"
-    assert found.optimiser.verdict.outcome is Outcome.LEAKAGE
-    assert found.optimiser.floor < 0.1
-    assert found.optimiser.negative.probability.max() < 0.5
+    assert found.attacker.name == found.verdict.of
     stored = json.loads((tmp_path / "audit" / "audit.json").read_text())
-    assert (stored["method"], stored["optimiser"]["method"]) == ("path", "gradient")
-    assert stored["optimiser"]["verdict"]["outcome"] == "leakage"
-    assert 'id="optimiser"' in found.report.read_text()
-    for part, each in (("", found), ("optimiser", found.optimiser)):
-        saved, _ = pal.storage.load_tensors(tmp_path / "audit" / part / "ranking.safetensors")
+    assert [rung["name"] for rung in stored["rungs"]] == ["W", "W0", "C", "O", "T"]
+    assert [each["name"] for each in stored["readings"]] == ["W", "W0", "C", "O"]
+    assert not any(each["estimates"]["calibrated"] for each in stored["readings"][2:])  # nobody measured these kinds
+    assert stored["rungs"][1]["outcome"] == "leakage"
+    assert stored["rungs"][1]["adds"] == found.rungs[1].adds > 0
+    assert stored["rungs"][4]["outcome"] is None
+    page = found.report.read_text()
+    for rung in found.rungs:
+        assert rung.sentence in " ".join(found.summary)
+        assert (f'id="rung-{rung.attacker.name}"' in page) == (rung.attacker.name not in (found.attacker.name, "T"))
+    for name, each in found.readings.items():
+        saved, _ = pal.storage.load_tensors(tmp_path / "audit" / name / "ranking.safetensors")
         assert torch.equal(saved["images"], each.ranking.images)
-    assert found.decisive is found
-    other = replace(found, verdict=replace(found.optimiser.verdict, of="optimiser"))
-    assert other.decisive is found.optimiser
-    assert "Read from the weights" in render_audit(other, None, "audit")
-    page = found.report.read_bytes()
     again = pal.audit(mlp, folder / "3.pt", checkpoints=folder, out=tmp_path / "audit", **options)
-    assert again.report.read_bytes() == page
+    assert again.report.read_text() == page
     with pytest.raises(pal.errors.RunFolderError):  # the same audit without a checkpoint is another one
         pal.audit(mlp, folder / "3.pt", checkpoints=states[:2], out=tmp_path / "audit", **options)
 
@@ -132,11 +148,11 @@ def test_a_client_is_read_out_of_its_updates(digits, tmp_path):
     torch.save(θ, tmp_path / "global.pt")
     found = pal.audit(
         mlp, tmp_path / "global.pt", updates=str(tmp_path / "round-*.pt"), image_shape=SHAPE, truth=truth(digits),
-        out=tmp_path / "audit", **QUICK | {"controls": False},
+        out=tmp_path / "audit", rungs=["C"], **QUICK | {"controls": False},
     )  # fmt: skip
-    assert (found.plan.method, found.preflight.samples, found.preflight.segments) == ("path", 4, 2)
+    assert (found.plan.method, found.preflight.samples, found.attacker.segments) == ("path", 4, 2)
     assert found.verdict.outcome is Outcome.LEAKAGE
-    assert found.optimiser is None
+    assert list(found.readings) == ["C"]
 
 
 @pytest.mark.parametrize("method", ["path", "gradient"])
@@ -153,7 +169,7 @@ def test_controls_have_the_values_or_the_length_of_the_subject(method, training)
         for name, t in T.items():
             assert torch.allclose(t.flatten().sort().values, permuted[name].flatten().sort().values, atol=1e-6)
         assert not torch.equal(T["layers.1.weight"], permuted["layers.1.weight"])
-    plan = untimed_plan(preflight(ours, method=method), Options(samples=4))
+    plan = planned(ours, method, samples=4)
     public = controls.public_images(4, SHAPE, 1, seed=0)
     control = controls.trained_control(ours, plan, public, torch.device("cpu"))
     assert controls.way(control, ours, plan) >= 0.9
@@ -167,7 +183,7 @@ def test_a_control_is_searched_in_its_span_only_if_the_subject_is(rounded, train
     states = [{name: t.half() if rounded else t for name, t in state.items()} for state in training[1]]
     ours = subject(mlp, states[-1], checkpoints=states, image_shape=SHAPE)
     case = Case(tmp_path, "", ours, Options(samples=4), None, torch.device("cpu"), Clock(math.inf))
-    plan = untimed_plan(preflight(ours), case.options)
+    plan = planned(ours, "path", samples=4)
     for role in ("subject", "negative", "positive"):
         problem, space = reading._problem(case, plan, role)
         assert (space is None, problem.whitening == 0) == (rounded, rounded)
@@ -193,7 +209,7 @@ def test_the_control_of_a_moment_is_a_sum_over_moving_weights_too(optimiser, ste
     model(torch.randn(4, *SHAPE)).square().sum().backward()
     rule.step()
     ours = subject(make, {"model": model.state_dict(), "optimizer": rule.state_dict()}, image_shape=SHAPE)
-    plan = untimed_plan(preflight(ours, method="gradient"), Options(samples=6))
+    plan = planned(ours, "gradient", samples=6)
     public = controls.public_images(6, SHAPE, outputs, seed=0)
     control = controls.trained_control(ours, plan, public, torch.device("cpu"))
     assert controls.remembered_steps(ours) == steps
@@ -207,7 +223,7 @@ def test_settings_that_are_not_sound_leave_no_control(training):
     content = torch.load(training[0] / "3.pt", weights_only=True)
     content["optimizer"]["param_groups"][0] |= {"momentum": "much", "betas": (0.9,), "lr": None}
     ours = subject(mlp, content, image_shape=SHAPE)
-    plan = untimed_plan(preflight(ours, method="gradient"), Options(samples=4))
+    plan = planned(ours, "gradient", samples=4)
     with pytest.raises(pal.errors.InvalidInputError):
         controls.trained_control(ours, plan, controls.public_images(4, SHAPE, 1, seed=0), torch.device("cpu"))
 
@@ -238,8 +254,8 @@ def wrong_material(tmp_path, states):
     }
     updates = saved(tmp_path / "updates", round_1_global=start, round_1_client=middle)
     return {name: ["--checkpoints", str(folder)] for name, folder in folders.items()} | {
-        "no optimiser": ["--method", "gradient"],
-        "no checkpoints": ["--method", "path"],
+        "no optimiser": ["--rungs", "O"],
+        "no checkpoints": ["--rungs", "C"],
         "both": ["--checkpoints", str(folders["equal"]), "--updates", str(updates)],
         "names of no round": ["--updates", str(folders["equal"])],
         "a round without a client": ["--updates", str(updates / "round-1-global.pt")],

@@ -214,7 +214,13 @@ def with_initial(
     states = [{name: t.float() for name, t in state.items()} for state in (network.initial, *checkpoints)]
     whitening = recipe.whitening if found.subspace else 0.0
     return pal.reconstruct(
-        pal.Path(network.model, [*states, network.model.state_dict()], at=recipe.at, whitening=whitening),
+        pal.Path(
+            network.model,
+            [*states, network.model.state_dict()],
+            at=recipe.at,
+            shrinkage=found.shrinkages,
+            whitening=whitening,
+        ),
         image_shape=data.image_shape,
         within=found.subspace,
         seed=seed,

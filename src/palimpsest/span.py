@@ -39,6 +39,7 @@ class Span:
     singular_values: Tensor = field(repr=False)  # of (W_1 − c W_1(0), b_1 − c b_1(0)), without constant inputs
     shrinkages: tuple[float, ...]  # c_j of each segment between checkpoints: 1 without weight decay
     reason: str  # one sentence on the result
+    limit: int  # the number of directions that the layer could show: units that moved, or inputs that varied
 
     @property
     def shrinkage(self) -> float:
@@ -72,6 +73,7 @@ def span(
             `Subspace` of flat images, for ``pal.reconstruct(…, within=…)``, or None. ``gap``: the ratio of singular
             values behind the count. ``singular_values``: all of them. ``shrinkage``: 1 without weight decay.
             ``shrinkages``: the same for each segment between checkpoints. ``reason``: one sentence on the result.
+            ``limit``: the number of directions that the layer could show, so a count near it is doubtful.
             ``shrunk(initial)``: the initial weights as weight decay left them, for ``pal.NTK``.
 
     Images that were centred by their own mean are linearly dependent. If the first layer does not have a bias, the
@@ -99,7 +101,7 @@ def span(
         layers, has_bias = [(a[:, :-1], b[:, :-1]) for a, b in layers], False
     reading = _read(layers, [1.0] * len(layers), has_bias, rounding)
     if reading.samples is None and layers[0][0].any():  # perhaps the initial weights have decayed
-        decayed = _read(layers, [_shrinkage(b, a) for a, b in layers], has_bias, rounding)
+        decayed = _read(layers, [shrinkage(b, a) for a, b in layers], has_bias, rounding)
         reading = decayed if decayed.samples is not None else reading
     return reading
 
@@ -176,13 +178,14 @@ def _read(layers: Sequence[tuple[Tensor, Tensor]], c: Sequence[float], has_bias:
     # Random rounding errors of size ε in an (m, d) matrix have singular values up to ε(√m + √d).
     noise = rounding * (varying.shape[0] ** 0.5 + varying.shape[1] ** 0.5)
     ratios = (σ[:-1] / σ[1:].clamp_min(noise)).masked_fill(σ[1:] > DRIFT * noise, 0.0)
+    limit = min(int((varying.norm(dim=1) > noise).sum()), varying.shape[1])
     n = int(ratios.argmax()) + 1 if len(ratios) else 0
     gap = float(ratios[n - 1]) if n else 0.0
     if gap < GAP:
         why = "every direction of the first layer moved by more than rounding" if gap == 0 else "the gap is too small"
-        return Span(None, None, gap, σ, tuple(c), f"no number of images can be read: {why}")
+        return Span(None, None, gap, σ, tuple(c), f"no number of images can be read: {why}", limit)
     found = f"{n} directions moved, {gap:.3g} times beyond the next"
-    return Span(n, _subspace(change, n, has_bias), gap, σ, tuple(c), found)
+    return Span(n, _subspace(change, n, has_bias), gap, σ, tuple(c), found, limit)
 
 
 def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:
@@ -197,7 +200,7 @@ def _varying(change: Tensor, has_bias: bool, rounding: float) -> Tensor:
     return torch.cat([varies, varies.new_ones(1)]) if has_bias else varies
 
 
-def _shrinkage(final: Tensor, start: Tensor) -> float:
+def shrinkage(final: Tensor, start: Tensor) -> float:
     """c such that W − c·W(0) has low rank: an eigenvalue of W W(0)⁺ repeated once for every unmoved direction."""
     if final.shape[0] > final.shape[1]:
         final, start = final.T, start.T

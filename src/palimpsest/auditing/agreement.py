@@ -16,6 +16,7 @@ from palimpsest.scoring.metrics import pairwise_ncc
 
 ALIKE = 0.8  # NCC above which two candidates are the same image
 SIMILAR = 0.7  # NCC above which one may be a poor copy of the other; two different faces may reach it too
+LONGEST = 1e9  # seconds that a restart may have taken
 NEGLIGIBLE = 1e-4  # share of ‖T‖² up to which a candidate comes from the prior, not from the weights
 
 
@@ -26,10 +27,14 @@ class Run:
     images: Tensor
     contributions: Tensor
     loss: float
+    seconds: float = 0.0  # the time since the restart began or, after an interruption, since it last continued
+    device: str = ""  # where it was computed, in words
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Self:
-        return cls(tensors["images"], tensors["contributions"], float(description["loss"]))
+        seconds, device = float(description.get("seconds", 0.0)), str(description.get("device", ""))
+        seconds = seconds if 0 <= seconds < LONGEST else 0.0  # a file may hold anything
+        return cls(tensors["images"], tensors["contributions"], float(description["loss"]), seconds, device)
 
 
 @dataclass(frozen=True)

@@ -2,47 +2,45 @@
 
 config.json              the identity of the audit; a folder refuses another one             identity.py
 preflight.json           the facts that are known before the reconstruction                  preflight.py
-plan.json                every choice                                                        plan.py, speed.py
-floor.json               whether the method describes the training, if its images are given  floor.py
-optimiser/               the same files, for the optimiser's state alone
-runs/ROLE-N.safetensors  the reconstructions of the subject and of both controls             reading.py
-control.safetensors      the weights of the positive control                                 controls.py
-ranking.safetensors      the candidates, the likeliest first                                 agreement.py, ranking.py
-audit.json, report.html  the verdict and the evidence behind it                              verdict.py, page.py
+W/, W0/, C/, O/          a folder for each rung of the ladder of attackers                   ladder.py, attack.py
+  plan.json              every choice                                                        plan.py, speed.py
+  floor.json             whether the method describes the training, if its images are given  floor.py
+  runs/ROLE-N.…          the reconstructions of the subject and of both controls             reading.py
+  control.safetensors    the weights of the positive control                                 controls.py
+  ranking.safetensors    the candidates, the likeliest first                                 agreement.py, ranking.py
+audit.json               the verdict and its numbers, for programs                           result.py, record.py
+images.csv               an answer for each training image, if they are given                images.py
+report.html              the verdict and the evidence behind it                              page.py
 """
 
-import json
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, fields, replace
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from palimpsest.auditing.agreement import Run, agree, contributing
+from palimpsest.auditing import record
+from palimpsest.auditing.attack import read
 from palimpsest.auditing.case import Case, Clock
-from palimpsest.auditing.controls import control_images, positive_control, way
-from palimpsest.auditing.floor import Floor, floor
+from palimpsest.auditing.checksums import checksums
 from palimpsest.auditing.identity import claim
-from palimpsest.auditing.options import Method, Minutes, Options, Restarts, Strength
-from palimpsest.auditing.page import render_audit
-from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
-from palimpsest.auditing.preflight import Preflight, check_method, check_start, images_of_moment, preflight
-from palimpsest.auditing.ranking import rank
-from palimpsest.auditing.reading import posed, read_all
-from palimpsest.auditing.speed import measured_budget
+from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
+from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
+from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
+from palimpsest.auditing.preflight import Preflight, check_start, preflight
+from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.stages import cached_json
 from palimpsest.auditing.subject import Factory, subject
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Audit, Evidence, PositiveControl, combined, judge
+from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.files.schema import Positive, check_options
 from palimpsest.files.series import InMemory, Sources
-from palimpsest.files.storage import digest, save_tensors, write_atomically
+from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
-from palimpsest.scoring import score
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
 RESERVE = 12.0  # seconds kept for ranking, scoring and the report
@@ -66,7 +64,7 @@ def audit(
     initial_key: str | None = None,
     device: torch.device | str = "cpu",
     minutes: Minutes = 10.0,
-    method: Method | None = None,
+    rungs: tuple[RungName, ...] | None = None,
     weight_decay: bool = False,
     samples: Positive | None = None,
     candidates: Positive | None = None,
@@ -77,11 +75,12 @@ def audit(
     total_variation: Strength | None = None,
     controls: bool = True,
     seed: int = 0,
+    redact: bool = False,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
-    The audit writes ``audit.json`` and ``report.html`` into the run folder. After an interruption, the same call
-    continues. The audit chooses every option that is None.
+    The audit writes ``audit.json`` and ``report.html`` into the run folder, and ``images.csv`` if the training images
+    are given. After an interruption, the same call continues. The audit chooses every option that is None.
 
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
@@ -101,10 +100,9 @@ def audit(
         initial_key: the same for the file of the initial weights.
         device: where to compute.
         minutes: the time limit in minutes, kept to within a tenth.
-        method: ``"ntk"`` needs the initial weights, ``"path"`` checkpoints or updates, ``"gradient"`` the optimiser's
-            state, ``"kkt"`` (one output) and ``"multiclass"`` long training, and ``"kkt-signed"`` weight decay. None
-            chooses the best that the material allows, and reads the optimiser's state too.
-        weight_decay: whether training used weight decay.
+        rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
+            checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
+        weight_decay: whether training used weight decay. It changes how ``"W"`` reads the final weights.
         samples: the number of training images, if known. The audit can often count them.
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
             if that number is unknown.
@@ -115,9 +113,12 @@ def audit(
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.
         seed: the seed of the candidates and the controls.
+        redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
+            report again. The tensors in the folder still hold the candidates.
 
     Returns:
-        The verdict, the candidates in order of probability, and everything behind them.
+        The verdict, the candidates in order of probability, and everything behind them: those of the rung with the
+        greatest worry. ``rungs`` holds every rung, with its own verdict and what it adds to the lower ones.
 
     Examples:
         >>> import palimpsest as pal, tempfile
@@ -131,80 +132,92 @@ def audit(
         >>> found.preflight.samples, found.report.name
         (4, 'report.html')
     """
-    began, given = time.monotonic(), locals()
-    options = check_options(Options(**{field.name: given[field.name] for field in fields(Options)}))
+    began, arguments = time.monotonic(), locals()
+    options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
         initial_key=initial_key, checkpoints=checkpoints, updates=updates,
     )  # fmt: skip
     check_start(examined)
-    check_method(examined, method)
+    check_rungs(examined, options)
+    if options.rungs:
+        options = replace(options, rungs=tuple(name for name in ORDER if name in options.rungs))
     with RunFolder(out).locked(create=True) as folder:
         claim(folder, examined, network, options, truth)
+        files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - RESERVE)
         case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
-        result = _both(case, found) if method is None and examined.moment is not None else _reading(case, found)
+        result = _climb(case, found)
         _save(case, result)
+        settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
+        page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
+        if not redact and result.report.exists() and WITHOUT_PICTURES in result.report.read_text():
+            note("the report shows pictures again; give --redact to leave them out")
+        write_atomically(result.report, page.encode())
         return result
 
 
-def _both(case: Case, found: Preflight) -> Audit:
-    """Read the weights, and then the optimiser's state alone. Each may claim leakage, so each counts as one look."""
-    result = _reading(replace(case, share=0.5), found, looks=2)
-    folder = case.folder / "optimiser"
-    folder.mkdir(exist_ok=True)
-    note("reading the optimiser's state")
-    options = replace(case.options, samples=images_of_moment(case.subject) or case.options.samples)
-    inner = replace(case, folder=folder, owner=digest(case.owner, "optimiser"), options=options)
-    gradient = replace(found, method="gradient", why="the optimiser's state is known", segments=1)
-    other = _reading(inner, gradient, looks=2)
-    return replace(result, optimiser=other, verdict=combined(result.verdict, other.verdict))
+def _kept(sources: Any) -> Any:
+    """Sources that can be gone through twice: for the weights, and for the checksums."""
+    return list(sources) if isinstance(sources, Iterator) else sources
 
 
-def _reading(case: Case, found: Preflight, *, looks: int = 1) -> Audit:
-    """All stages from the plan to the verdict, by one method."""
-    plan = _plan(case, found)
-    case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
-    unexplained = _floor(case, plan)
-    runs, finished = read_all(case, plan)
-    ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
-    scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
-    evidence = Evidence(
-        ranking=ranking,
-        negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
-        positive=_positive(case, plan, runs["positive"]),
-        comparison=None if scored is None else scored.verdict,
-        floor=unexplained,
-        accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
-        majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
-        method=plan.method,
-        samples=case.options.samples,
-        controls=case.options.controls,
-        finished=finished,
-    )
-    return Audit(
-        **vars(evidence),
-        verdict=judge(evidence),
-        preflight=found,
-        plan=plan,
-        candidates=candidates,
-        score=scored,
-        report=case.folder / "report.html",
-    )
+def _climb(case: Case, found: Preflight) -> Audit:
+    """Read each rung that has its material. Each may claim leakage, so each counts as one look."""
+    ladder = attackers(case.subject, found, case.options, scored=case.truth is not None)
+    chosen = case.options.rungs or ORDER
+    reasons: dict[str, str] = {each.name: each.why if each.method is None else NOT_CHOSEN for each in ladder}
+    able = {each.name: each for each in ladder if each.method is not None and each.name in chosen}
+    queue = [able[name] for name in ORDER if name in able]
+    if not queue:
+        raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
+    readings: dict[str, Reading] = {}
+    failed: set[str] = set()
+    for i, attacker in enumerate(queue):
+        name, folder = attacker.name, case.folder / attacker.name
+        if case.clock.seconds_left < 0 and readings and not folder.exists():
+            reasons[name] = NO_TIME
+            continue
+        folder.mkdir(exist_ok=True)
+        note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
+        options = replace(case.options, samples=attacker.samples)
+        share = EFFORT[name] / sum(EFFORT[each.name] for each in queue[i:])
+        inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
+        try:
+            readings[name] = read(inner, attacker, found, looks=len(queue))
+        except (DivergenceError, InvalidInputError) as error:
+            reasons[name] = str(error)
+            failed.add(name)
+            if attacker is queue[-1] and not readings:
+                raise
+    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
+
+
+def _rungs(
+    ladder: list[Attacker], readings: Mapping[str, Reading], reasons: Mapping[str, str], failed: Set[str]
+) -> tuple[Rung, ...]:
+    """Every rung with its reading, and what it adds to those below it."""
+    rungs: list[Rung] = []
+    for attacker in ladder:
+        reading = readings.get(attacker.name)
+        if reading is None:
+            note(f"rung {attacker.name} is not read: {reasons[attacker.name]}")
+            rungs.append(Rung(attacker, None, reasons[attacker.name], failed=attacker.name in failed))
+        else:
+            lower = [rung.reading for rung in rungs if rung.reading is not None]
+            rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower)))
+    return tuple(rungs)
 
 
 def _preflight(case: Case) -> Preflight:
     note("examining the weights")
 
-    def compute() -> Preflight:
-        return preflight(case.subject, method=case.options.method, weight_decay=case.options.weight_decay)
-
-    found = cached_json(case.folder / "preflight.json", case.owner, Preflight, compute)
-    note(f"method {found.method}: {found.why}")
+    found = cached_json(case.folder / "preflight.json", case.owner, Preflight, lambda: preflight(case.subject))
     if case.truth is not None:
         if case.truth.classes:
             named = [f"{name} = {number}" for number, name in enumerate(case.truth.classes)]
@@ -213,65 +226,8 @@ def _preflight(case: Case) -> Preflight:
     return found
 
 
-def _plan(case: Case, found: Preflight) -> Plan:
-    path = case.folder / "plan.json"
-    if path.exists():
-        note("following the plan in this folder; for a better result, give another --out and more --minutes")
-    plan = cached_json(path, case.owner, Plan, lambda: _new_plan(case, found))
-    nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
-    note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}")
-    return plan
-
-
-def _new_plan(case: Case, found: Preflight) -> Plan:
-    if case.options.samples is None:
-        note("the number of training images is unknown; give it by --samples if you know it")
-    plan = untimed_plan(found, case.options)
-    if case.options.complete:
-        return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
-    note("measuring the speed of this machine")
-    return timed_plan(plan, case.options, measured_budget(case, plan))
-
-
-def _floor(case: Case, plan: Plan) -> float | None:
-    if (truth := case.truth) is None:
-        return None
-
-    def compute() -> Floor:
-        note("testing the method on the given images")
-        problem = posed(case.subject, plan)[0].to(case.device)
-        return Floor(floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device)))
-
-    return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
-
-
-def _positive(case: Case, plan: Plan, runs: list[Run]) -> PositiveControl | None:
-    """The positive control, ranked like the subject and compared with its public images."""
-    if len(runs) < 2 or not len(agreed := agree(runs)):
-        return None
-    control, public = positive_control(case, plan), control_images(case, plan)
-    return PositiveControl(
-        ranking=rank(agreed),
-        comparison=score(contributing(runs), public.images, held_out=public.held_out).verdict,
-        images=plan.control_images,
-        samples=case.options.samples,
-        way=way(control, case.subject, plan),
-    )
-
-
 def _save(case: Case, result: Audit) -> None:
-    for folder, read in ((case.folder, result), (case.folder / "optimiser", result.optimiser)):
-        if read is not None:
-            tensors = {name: getattr(read.ranking, name) for name in ("images", "probability", "agreement")}
-            save_tensors(folder / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
-    summary = _summary(result) | {"optimiser": None if result.optimiser is None else _summary(result.optimiser)}
-    write_atomically(case.folder / "audit.json", (json.dumps(summary, indent=1) + "\n").encode())
-    write_atomically(result.report, render_audit(result, case.truth, case.folder.name).encode())
-
-
-def _summary(result: Audit) -> dict[str, Any]:
-    """The result of one reading, as audit.json has it."""
-    control = None if result.positive is None else result.positive.comparison
-    verdicts = {"verdict": result.verdict, "positive": control, "score": result.comparison}
-    summary: dict[str, Any] = {name: None if verdict is None else asdict(verdict) for name, verdict in verdicts.items()}
-    return {"method": result.method} | summary | {n: getattr(result, n) for n in ("floor", "accuracy", "finished")}
+    for name, reading in result.readings.items():
+        tensors = {field: getattr(reading.ranking, field) for field in ("images", "probability", "agreement")}
+        save_tensors(case.folder / name / "ranking.safetensors", tensors, {"what": "candidates, the likeliest first"})
+    record.save(case, result)

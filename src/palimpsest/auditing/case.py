@@ -40,7 +40,7 @@ class Clock(Callback):
 
 @dataclass(frozen=True)
 class Case:
-    """One audit: its network, its options and its files."""
+    """One audit, or one rung of it: its network, its options and its files."""
 
     folder: Path
     owner: str  # the identity that the files of this audit carry

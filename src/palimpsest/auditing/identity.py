@@ -6,6 +6,7 @@ alone do not distinguish a ReLU from a tanh, and code may change without changin
 
 import hashlib
 import inspect
+import json
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -28,11 +29,11 @@ TOLERANCE = 1e-3  # of the largest output: above the rounding of other machines,
 
 def claim(folder: RunFolder, examined: Subject, network: str | Factory, options: Options, truth: Truth | None) -> None:
     """Make the folder this audit's, or refuse it if it holds another run."""
-    asked = {name: value for name, value in asdict(options).items() if name != "minutes"}
+    asked = json.loads(json.dumps({name: value for name, value in asdict(options).items() if name != "minutes"}))
     mine = {"options": asked, "image_shape": list(examined.image_shape), "identity": _checksum(examined, truth)}
     with torch.no_grad():
         outputs = examined.model(probe(examined.image_shape)).reshape(PROBES, -1)[:, :MOST_OUTPUTS].flatten().tolist()
-    code = _code(network)
+    code = code_of(network)
     if not (folder.path / "config.json").exists():
         folder.write_config({"audit": mine | {"network": {"code": code, "outputs": outputs}}})
     other: Any = folder.config.get("audit")
@@ -56,7 +57,7 @@ def _difference(other: Any, mine: Mapping[str, Any], outputs: list[float]) -> st
     return "" if {name: other[name] for name in mine} == mine else "of another version"
 
 
-def _code(network: str | Factory) -> dict[str, str | None]:
+def code_of(network: str | Factory) -> dict[str, str | None]:
     """The name of the network's code, and its checksum if it can be read."""
     name = network if isinstance(network, str) else getattr(network, "__qualname__", type(network).__qualname__)
     place = name.rpartition(":")[0]

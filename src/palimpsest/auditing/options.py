@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from palimpsest.files.schema import Positive, Range
-from palimpsest.runs.problems import Method
 
+RungName = Literal["W", "W0", "C", "O"]
 Minutes = Annotated[float, Range(above=0)]
 Restarts = Annotated[int, Range(least=2)]
 Strength = Annotated[float, Range(least=0)]
@@ -17,11 +17,11 @@ class Options:
 
     minutes: Minutes = 10.0
     """Time limit in minutes, kept to within a tenth."""
-    method: Method | None = None
-    """ntk needs the initial weights, path checkpoints or updates, gradient the optimiser's state, kkt (one output) and
-    multiclass long training, kkt-signed weight decay. If omitted: the best that the material allows."""
+    rungs: tuple[RungName, ...] | None = None
+    """Attackers to try: W knows the final weights, W0 also the initial ones, C also checkpoints or updates, O also the
+    optimiser's state. If omitted: all for which there is material. They share the time."""
     weight_decay: bool = False
-    """Whether training used weight decay."""
+    """Whether training used weight decay. It changes how W reads the final weights."""
     samples: Positive | None = None
     """Number of training images, if known. The audit can often count them."""
     candidates: Positive | None = None

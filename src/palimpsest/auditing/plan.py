@@ -6,12 +6,15 @@ A resumed audit follows the same plan to the same result, even on a busier machi
 import math
 from dataclasses import dataclass, replace
 
-from palimpsest.auditing.options import Method, Options
+from palimpsest.auditing.ladder import Attacker
+from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
+from palimpsest.runs.problems import Method, Within
 
 NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of NTK, and of Path on each segment
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
+ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points read more from about here on
 CONTROL_RUNS = 2  # of each control: agreement takes two
 USUAL_RESTARTS, MOST_RESTARTS = 3, 6
 MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
@@ -26,6 +29,7 @@ class Plan:
     """Every choice of an audit. A choice of the user replaces the one that the audit would make."""
 
     method: Method
+    within: Within
     at: tuple[float, ...]  # tangent points of NTK and Path; empty for the others
     candidates: int
     steps: int
@@ -55,18 +59,21 @@ class Budget:
     training_rate: float  # training steps of the positive control per second
 
 
-def untimed_plan(found: Preflight, options: Options) -> Plan:
-    """The plan as far as it does not depend on time."""
-    likely, fewest = (options.samples, FEWEST_CANDIDATES) if options.samples else (found.bound or 0, USUAL_CANDIDATES)
+def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan:
+    """The plan for a rung, as far as it does not depend on time."""
+    n = attacker.samples
+    likely, fewest = (n, FEWEST_CANDIDATES) if n else (found.bound or 0, USUAL_CANDIDATES)
     candidates = options.candidates or min(max(2 * likely, fewest), MOST_CANDIDATES)
+    assert attacker.method is not None
     return Plan(
-        method=found.method,
-        at=NODES[1] if found.method in ("ntk", "path") else (),
+        method=attacker.method,
+        within="everywhere" if attacker.directions is None else "span",
+        at=NODES[1] if attacker.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
         restarts=USUAL_RESTARTS,
         total_variation=0.1 if options.total_variation is None else options.total_variation,
-        control_images=min(options.samples or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
+        control_images=min(n or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,
     )
@@ -90,7 +97,8 @@ def timed_plan(plan: Plan, options: Options, budget: Budget) -> Plan:
 
     restarts, nodes = options.restarts or USUAL_RESTARTS, 1
     if plan.at:
-        nodes = options.tangents or (2 if affordable(restarts, 2) >= ENOUGH_STEPS else 1)
+        enough = ENOUGH_IN_SPAN if plan.within == "span" else ENOUGH_STEPS
+        nodes = options.tangents or (2 if affordable(restarts, 2) >= enough else 1)
     if options.restarts is None:
         restarts = 2 if affordable(USUAL_RESTARTS, nodes) < ENOUGH_STEPS // 2 else USUAL_RESTARTS
         while restarts < MOST_RESTARTS and affordable(restarts + 1, nodes) >= MOST_STEPS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from palimpsest.auditing.options import Method
+from palimpsest.auditing.relation import relation
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.binding import parameters_of
@@ -16,7 +16,6 @@ from palimpsest.runs.journal import note
 from palimpsest.runs.problems import as_change
 from palimpsest.span import Span, first_dense_layer, span
 
-SIGMAS = 6.0  # standard errors from zero, beyond which a correlation is not chance
 EDGE_MARGIN = 1.1  # factor by which noise may exceed its theoretical edge
 SIZEABLE = 0.01  # of the largest singular value: a reconstruction can use directions of this size
 
@@ -46,15 +45,12 @@ class Preflight:
     still_units: int
     """The number of units that training did not change. If that is unknown, the number with zero weights."""
     units: int
-    method: Method
-    why: str
-    segments: int = 1
-    """The number of segments of the training whose change the method uses. Each has as many equations."""
+    unusable: str = ""
+    """Why the start of training cannot be used; empty if it can."""
 
-    @property
-    def images_determined(self) -> int:
-        """The number of images that the equations could determine, by count alone."""
-        return self.segments * self.parameters // (self.pixels + self.segments)
+    def images_determined(self, segments: int) -> int:
+        """The number of images that the equations of all segments could determine, by count alone."""
+        return segments * self.parameters // (self.pixels + segments)
 
 
 def check_start(subject: Subject) -> None:
@@ -64,36 +60,19 @@ def check_start(subject: Subject) -> None:
         raise InvalidInputError("the initial weights equal the trained ones; check the files --initial and --weights")
 
 
-def check_method(subject: Subject, method: Method | None) -> None:
-    """Refuse a method that cannot read this network."""
-    if method == "path" and not subject.segments:
-        raise InvalidInputError("the path method needs weights on the way; give --checkpoints or --updates")
-    if method == "gradient" and subject.moment is None:
-        remedy = "give a training checkpoint of Adam, or of SGD with momentum, as --weights"
-        raise InvalidInputError(f"the gradient method needs the optimiser's state; {remedy}")
-    if method == "ntk" and subject.initial is None:
-        raise InvalidInputError("the NTK method needs the weights before training; give them, or leave out the method")
-    if method == "kkt" and subject.outputs != 1:
-        raise InvalidInputError(f"kkt needs a network with one output, not {subject.outputs}; use multiclass")
-    if method == "multiclass" and subject.outputs < 2:
-        raise InvalidInputError("multiclass needs a network with one output per class; use kkt for one output")
-
-
-def preflight(subject: Subject, *, method: Method | None = None, weight_decay: bool = False) -> Preflight:
+def preflight(subject: Subject) -> Preflight:
     """Examine a network before the audit reads it. This takes seconds at most.
 
     Args:
         subject: the network and its weights, from `pal.auditing.subject`.
-        method: as for `pal.audit`. None chooses one.
-        weight_decay: whether training used weight decay.
 
     Examples:
         >>> from palimpsest.auditing.subject import subject
         >>> from palimpsest.networks import MLP
         >>> examined = subject(lambda: MLP((1, 4, 4), (3,)), MLP((1, 4, 4), (3,)).state_dict(), image_shape=(1, 4, 4))
         >>> found = preflight(examined)
-        >>> found.method, found.parameters, found.pixels
-        ('kkt', 54, 16)
+        >>> found.parameters, found.pixels
+        (54, 16)
     """
     for remark in subject.remarks:
         note(remark)
@@ -105,7 +84,7 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         ends = [(subject.initial, θ)]
     pairs = [({name: a[name].to(t) for name, t in θ.items()}, {name: b[name] for name in θ}) for a, b in ends]
     θ_0, θ_m = (pairs[0][0], pairs[-1][1]) if pairs else (None, θ)
-    correlation, related = (None, None) if θ_0 is None else _relation(θ_m, θ_0)
+    correlation, related = (None, None) if θ_0 is None else relation(θ_m, θ_0)
     moved = None if θ_0 is None else _norm({name: θ_m[name] - θ_0[name] for name in θ}) / max(_norm(θ_0), 1e-300)
     known_start = bool(related and moved)
     changes = [{name: b[name] - a[name] for name in θ} for a, b in pairs] if known_start else [θ]
@@ -113,7 +92,6 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
     T = {name: torch.cat([change[name] for change in changes]) for name in matrices}  # one below the other
     unusable = _unusable_start(related, moved)
     first, span_found = _first_layer(subject, θ, known_start=known_start)
-    fitting, why = _fitting_method(subject, unusable, weight_decay)
     return Preflight(
         parameters=sum(t.numel() for t in θ.values()),
         pixels=math.prod(subject.image_shape),
@@ -121,16 +99,21 @@ def preflight(subject: Subject, *, method: Method | None = None, weight_decay: b
         related=related,
         correlation=correlation,
         moved=moved,
-        samples=None if span_found is None else span_found.samples,
+        samples=None if span_found is None else trusted(span_found),
         span_reason=_span_reason(first, unusable, span_found),
         bound=None if first is None else _bound(T[first], noisy=not known_start),
         beyond_noise=None if first is None or known_start else _beyond_noise(θ[first]),
         still_units=sum(_still(t, len(changes)) for t in T.values()),
         units=sum(len(θ[name]) for name in matrices),
-        method=method or fitting,
-        why="chosen by the user" if method not in (None, fitting) else why,
-        segments=len(subject.segments) if (method or fitting) == "path" else 1,
+        unusable=unusable,
     )
+
+
+def images_of_start(subject: Subject) -> int | None:
+    """The number of images behind the change since the start alone, without weights on the way."""
+    if subject.initial is None or not first_dense_layer(subject.model, subject.image_shape):
+        return None
+    return trusted(span(subject.model, subject.initial, image_shape=subject.image_shape))
 
 
 def images_of_moment(subject: Subject) -> int | None:
@@ -138,24 +121,12 @@ def images_of_moment(subject: Subject) -> int | None:
     names, moment = first_dense_layer(subject.model, subject.image_shape), subject.moment or {}
     if not names or not set(names) <= set(moment):
         return None
-    return span(subject.model, as_change(moment), image_shape=subject.image_shape).samples
+    return trusted(span(subject.model, as_change(moment), image_shape=subject.image_shape))
 
 
 def _still(T: Tensor, segments: int) -> int:
     """The number of units that no segment changed."""
     return int((T.view(segments, len(T) // segments, -1) == 0).all(2).all(0).sum())
-
-
-def _fitting_method(subject: Subject, unusable: str, weight_decay: bool) -> tuple[Method, str]:
-    """The method that fits the known facts, and the reason."""
-    if not unusable and subject.segments:
-        count = f"the changes of {len(subject.segments)} segments of the training are known"
-        return "path", f"{count}, and each is a sum of gradients at the images"
-    if not unusable:
-        return "ntk", "the weights before training are known, and their change is a sum of gradients at the images"
-    if weight_decay:
-        return "kkt-signed", f"{unusable}, and weight decay makes the weights a sum of gradients at the images"
-    return "kkt" if subject.outputs == 1 else "multiclass", f"{unusable}, and classifiers tend to a maximum margin"
 
 
 def _unusable_start(related: bool | None, moved: float | None) -> str:
@@ -165,22 +136,6 @@ def _unusable_start(related: bool | None, moved: float | None) -> str:
     if not moved:
         return "the weights never moved"
     return "" if related else "the given initial weights do not belong to this training"
-
-
-def _relation(θ: Mapping[str, Tensor], θ_0: Mapping[str, Tensor]) -> tuple[float, bool]:
-    """Correlation of the weight matrices before and after training, and whether it is beyond chance.
-
-    Each matrix is centred, because gains that start at one correlate with any other gains. Two unrelated
-    initialisations of P weights correlate by 0 ± 1/√P.
-    """
-    pairs = [(θ[n].double(), θ_0[n].double()) for n in θ if θ[n].ndim > 1 and θ[n].numel() > 1]
-    if not pairs:
-        return 1.0, True
-    centred = [(a - a.mean(), b - b.mean()) for a, b in pairs]
-    scores = [float((a * b).sum() / (a.norm() * b.norm()).clamp_min(1e-300)) for a, b in centred]
-    sizes = [a.numel() for a, _ in pairs]
-    z = sum(score * size for score, size in zip(scores, sizes, strict=True)) / math.sqrt(sum(sizes))
-    return z / math.sqrt(sum(sizes)), z > SIGMAS
 
 
 def _norm(θ: Mapping[str, Tensor]) -> float:
@@ -201,7 +156,20 @@ def _first_layer(subject: Subject, θ: Mapping[str, Tensor], *, known_start: boo
 def _span_reason(first: str | None, unusable: str, found: Span | None) -> str:
     if first is None:
         return "no trained dense layer sees whole images, so its change does not count them"
-    return unusable if found is None else found.reason
+    if found is None or trusted(found) == found.samples:
+        return unusable if found is None else found.reason
+    return f"{found.reason}, but the layer could hardly show more, so they may not be the images"
+
+
+def trusted(found: Span) -> int | None:
+    """The number of images, if it is well below the number that the layer could show.
+
+    Adam moves a layer in every direction that it has. A layer with dead units or constant pixels then has a gap, too,
+    but at its own limit.
+    """
+    if found.samples is None or found.samples > found.limit / 2:
+        return None
+    return found.samples
 
 
 def _bound(T: Tensor, *, noisy: bool) -> int:

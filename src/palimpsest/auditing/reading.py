@@ -1,5 +1,11 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Self
+
 import torch
 from torch import Tensor
 
@@ -24,11 +30,29 @@ SHARP = 200.0  # β at which contributions are measured, the last one of a recon
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
-def posed(subject: Subject, plan: Plan, within: problems.Within | None = None) -> tuple[Objective, Subspace | None]:
+@dataclass(frozen=True)
+class AuditEffort:
+    """The reconstructions behind a verdict, and the time they took."""
+
+    restarts: int
+    seconds: float
+    control_runs: int
+    control_seconds: float
+    devices: tuple[str, ...]
+
+    @classmethod
+    def of(cls, runs: Mapping[str, Sequence[Run]]) -> Self:
+        ours, others = list(runs["subject"]), [*runs["negative"], *runs["positive"]]
+        spent = (sum(run.seconds for run in group) for group in (ours, others))
+        devices = {run.device for run in (*ours, *others) if run.device}
+        return cls(len(ours), next(spent), len(others), next(spent), tuple(sorted(devices)))
+
+
+def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
     """The planned method on these weights, each layer's equations weighted by how far they can be trusted.
 
-    Path and Gradient search the span of the images, if the first layer shows it and `within` is None. The space None
-    stands for all images.
+    The second value is the space to search; None stands for all images. If the plan searches a span, and these weights
+    do not show one, that is all images, too.
     """
     initial, at = subject.initial if plan.method == "ntk" else None, plan.at[0] if len(plan.at) == 1 else plan.at
     return problems.problem(
@@ -39,7 +63,7 @@ def posed(subject: Subject, plan: Plan, within: problems.Within | None = None) -
         gradient=subject.moment,
         image_shape=subject.image_shape,
         at=at or 0.5,
-        within=within if plan.method in ("path", "gradient") else "everywhere",
+        within=None if plan.within == "span" else "everywhere",
     )
 
 
@@ -80,7 +104,7 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
         if role != "subject":  # a report shows something of the subject even without time
             case.clock.check()
         note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else CONTROL_RUNS}")
-        (problem, space), shape = _problem(case, plan, role), case.subject.image_shape
+        (problem, space), shape, began = _problem(case, plan, role), case.subject.image_shape, time.monotonic()
         try:
             rec = reconstruct(
                 problem,
@@ -95,8 +119,10 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
                 callbacks=[case.clock],
             )
         except DivergenceError:
-            return {"images": torch.zeros(0, *shape), "contributions": torch.zeros(0)}, {"loss": 1.0}
-        return candidates(problem, rec.images, rec.multipliers, rec.labels)
+            made: Contents = {"images": torch.zeros(0, *shape), "contributions": torch.zeros(0)}, {"loss": 1.0}
+        else:
+            made = candidates(problem, rec.images, rec.multipliers, rec.labels)
+        return made[0], {**made[1], "seconds": time.monotonic() - began, "device": _in_words(case.device)}
 
     run = cached_tensors(path, digest(case.owner, role, number), compute, Run.of)
     checkpoint.unlink(missing_ok=True)
@@ -112,13 +138,12 @@ def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
 
 
 def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
-    """The planned objective on the weights of a role, and its space. The negative control has that of the subject.
-
-    If the subject is searched everywhere, so are the controls, because it is easier to search a span.
-    """
+    """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
     problem, space = posed(case.subject, plan)
     if role == "positive":
-        problem, space = posed(positive_control(case, plan), plan, "everywhere" if space is None else None)
+        if space is None:  # a span is easier to search
+            plan = replace(plan, within="everywhere")
+        problem, space = posed(positive_control(case, plan), plan)
     if role == "negative":
         whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
         problem.whitening = whitening
@@ -132,3 +157,10 @@ def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tenso
     loss = float(problem.loss(x, multipliers, labels) / T2)
     shares = contributions(problem, x, multipliers, labels).square() / T2
     return {"images": x.cpu(), "contributions": shares.cpu()}, {"loss": loss}
+
+
+def _in_words(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{device.type.upper()} ({platform.machine()}, {threads} {'thread' if threads == 1 else 'threads'})"

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from palimpsest.auditing.relation import check_one_training
 from palimpsest.errors import InvalidInputError, PalimpsestError, UnsupportedNetworkError
 from palimpsest.files import weights
 from palimpsest.files.series import InMemory, Sources, series
@@ -31,6 +32,8 @@ Factory = Callable[..., nn.Module]
 Weights = Mapping[str, Tensor]
 PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
 PROBES = 2  # images that a network is tried on
+NOT_READ = "the optimiser's state is not read"
+MOST_CHANNELS = 4  # of an image whose channels are taken to come last
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class Subject:
     """The first moment in the optimiser's state, if the file of the trained weights holds one."""
     optimiser: Mapping[str, Any] | None = None
     """The state dict that holds this moment."""
+    start_given: bool = True
+    """Whether `initial` was given itself. If not, it is the first checkpoint."""
 
 
 def subject(
@@ -88,6 +93,10 @@ def subject(
     """
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise InvalidInputError(f"the shape is {tuple(image_shape)}; give channels, height and width, such as 1,28,28")
+    if min(image_shape[:2]) > MOST_CHANNELS and image_shape[2] in (1, 3, 4):
+        meant = ",".join(map(str, (image_shape[2], *image_shape[:2])))
+        given = ",".join(map(str, image_shape))
+        raise InvalidInputError(f"the shape is {given}, with its channels last; did you mean {meant}?")
     if isinstance(network, nn.Module):
         raise InvalidInputError("the network is a module; give a function that makes it, such as lambda: network")
     shape = tuple(image_shape)
@@ -107,7 +116,8 @@ def subject(
     first = segments[0][0] if checkpoints is not None and start is None else None if start is None else start.tensors
     known = None if first is None else dict(first)
     told = (*remarks, *more, *about)
-    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, moment and end.optimiser)
+    optimiser = moment and end.optimiser
+    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None)
 
 
 def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:
@@ -128,13 +138,19 @@ def _segments(
     """(θ_{j−1}, θ_j) between checkpoints, or before and after the client's training in each round; and remarks."""
     if checkpoints is not None and updates is not None:
         raise InvalidInputError("there are checkpoints and updates; audit either --checkpoints or --updates")
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
     if checkpoints is not None:
         way = series(model, checkpoints, key=key, initial=start, trained=end)
+        check_one_training([(found.source, found.tensors) for found in way], names)
         remarks = [f"checkpoint {j} of {len(way)} is {found}" for j, found in enumerate(way, start=1)]
         return list(pairwise(found.tensors for found in way)), remarks
     every = [] if updates is None else rounds(model, updates, key=key)
     remarks = [f"round {each.number} is {', '.join(each.sources)}" for each in every]
     after = [{name: t + each.change.get(name, 0) for name, t in each.weights.items()} for each in every]
+    for each, θ in zip(every, after, strict=True):
+        check_one_training([(each.sources[0], each.weights), (f"the clients of round {each.number}", θ)], names)
+    sent = [(each.sources[0], each.weights) for each in every]
+    check_one_training([*sent, (end.source, end.tensors)] if sent else [], names)
     return [(each.weights, θ) for each, θ in zip(every, after, strict=True)], remarks
 
 
@@ -145,10 +161,10 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
     try:
         moment = moments(model, optimiser)
     except InvalidInputError as error:
-        return None, [f"the optimiser's state is not read: {error}"]
+        return None, [f"{NOT_READ}: {error}"]
     if not any(bool(m.any()) for m in moment.values()):
-        return None, ["the optimiser's state is not read: its first moment is zero"]
-    return moment, ["the file of the trained weights holds the optimiser's state, which is read too"]
+        return None, [f"{NOT_READ}: its first moment is zero"]
+    return moment, ["the file of the trained weights also holds the optimiser's state"]
 
 
 # --- the author's code ---------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The training images, if the auditor has them: they score the candidates and test the method's assumption."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +11,7 @@ from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import Source, unit
 from palimpsest.errors import DataError, InvalidInputError
 from palimpsest.files.storage import open_regular
+from palimpsest.runs.journal import note
 from palimpsest.scoring import Score, score
 from palimpsest.scoring.scores import check_apart
 
@@ -28,6 +29,8 @@ class Truth:
         mean: the number or image that was subtracted before training.
         std: the number or image that was divided by.
         classes: the names of the classes, in the order of their numbers.
+        sources: the files or folders of the training and of the held-out images, if they were read from any.
+        names: the names of the images' files, if they have any.
 
     Examples:
         >>> Truth(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]), mean=0.5, std=0.25).seen.unique()
@@ -40,8 +43,13 @@ class Truth:
     mean: Tensor | float = 0.0
     std: Tensor | float = 1.0
     classes: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        for i, first in enumerate(_firsts(self.images)):
+            if first < i:  # one leak would count twice
+                raise InvalidInputError(f"training image {i + 1} equals training image {first + 1}; give each once")
         if self.held_out is not None:
             check_apart(self.images, self.held_out)
 
@@ -86,13 +94,34 @@ class Truth:
 
 def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:
     """Read training images, and held-out images: each a folder with a sub-folder per class, or an .npz file."""
-    deviation = numbers(std, image_shape)
-    if not bool((deviation > 0).all() and deviation.isfinite().all()):
-        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
+    centre, deviation = scale(mean, std, image_shape)
     source = _source(images, image_shape)
     other = None if held_out is None else unit(_source(held_out, image_shape).images)
-    labels = torch.from_numpy(source.labels.astype(np.int64))
-    return Truth(unit(source.images), labels, other, numbers(mean, image_shape), deviation, source.classes)
+    shown, labels = unit(source.images), torch.from_numpy(source.labels.astype(np.int64))
+    firsts = _firsts(shown)
+    kept = [i for i, first in enumerate(firsts) if i == first]
+    if copies := len(shown) - len(kept):
+        note(f"{copies} of {len(shown)} training images equal another one; each counts once")
+    same: dict[int, list[str]] = {}
+    for name, first in zip(source.names, firsts, strict=False):  # arrays do not have names
+        same.setdefault(first, []).append(name)
+    names = tuple(" = ".join(each) for each in same.values())
+    sources = (images,) if held_out is None else (images, held_out)
+    return Truth(shown[kept], labels[kept], other, centre, deviation, source.classes, sources, names)
+
+
+def _firsts(images: Tensor) -> list[int]:
+    """For each image the number of the first one that equals it."""
+    seen: dict[bytes, int] = {}
+    return [seen.setdefault((image + 0.0).cpu().numpy().tobytes(), i) for i, image in enumerate(images)]  # −0 is 0
+
+
+def scale(mean: str, std: str, image_shape: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """The mean and the standard deviation that a user gave."""
+    centre, deviation = (numbers(text, image_shape) for text in (mean, std))
+    if not bool((deviation > 0).all() and deviation.isfinite().all()):
+        raise InvalidInputError(f"the standard deviation is {std}; give positive numbers")
+    return centre, deviation
 
 
 def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
@@ -111,10 +140,32 @@ def numbers(text: str, image_shape: tuple[int, ...]) -> Tensor:
 
 
 def _source(name: str, image_shape: tuple[int, ...]) -> Source:
+    path = existing(name)
+    source = folder.read(path) if path.is_dir() else arrays.read(path)
+    return replace(source, images=fitting(source.images, name, image_shape))
+
+
+def existing(name: str) -> Path:
+    """The folder or file that a user named."""
     path = Path(name).expanduser()
     if not path.exists():
         raise DataError(f"there is no {name}; give a folder with a sub-folder of images per class, or an .npz file")
-    source = folder.read(path) if path.is_dir() else arrays.read(path)
-    if (shape := source.images.shape[1:]) != image_shape:
-        raise DataError(f"the images of {name} are {shape} but the network sees {image_shape}; resize them")
-    return source
+    return path
+
+
+def fitting(images: np.ndarray, name: str, image_shape: tuple[int, ...]) -> np.ndarray:
+    """Images as the network sees them, refused if they have another size."""
+    images = _with_channels(images, image_shape[0])
+    if (shape := images.shape[1:]) != image_shape:
+        remedy = (
+            "resize them" if shape[1:] != image_shape[1:] else "save them in grey" if shape[0] == 3 else "check --shape"
+        )
+        raise DataError(f"the images of {name} are {shape} but the network sees {image_shape}; {remedy}")
+    return images
+
+
+def _with_channels(images: np.ndarray, channels: int) -> np.ndarray:
+    """Grey images for a network that sees colour, and the reverse if all channels are equal."""
+    if images.shape[1] == 1:
+        return np.repeat(images, channels, axis=1)
+    return images[:, :channels] if (images == images[:, :1]).all() else images

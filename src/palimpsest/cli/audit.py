@@ -10,6 +10,7 @@ from palimpsest import auditing
 from palimpsest.auditing import truth
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
+from palimpsest.files.schema import check_options
 from palimpsest.runs.journal import printable
 
 
@@ -53,10 +54,19 @@ class AuditCommand:
     std: str = "1"
     """Standard deviation by which they were divided, in the same forms."""
     options: Annotated[auditing.Options, tyro.conf.arg(name="")] = field(default_factory=auditing.Options)
+    gate: bool = False
+    """Exit with status 0 (no evidence), 3 (leakage), or 4 (undecided or no verdict). Without it: 0 for all of them."""
+    max_recovered: int | None = None
+    """For --gate: the number of training images that may be recovered. Exceeding it is status 3, up to it may pass."""
+    max_probability: float | None = None
+    """For --gate: the highest estimated probability, 0 to 1, that a candidate may have."""
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
+    redact: bool = False
+    """Leave all pictures out of the report. On a finished folder, only the report is written again."""
 
-    def run(self) -> None:
+    def run(self) -> int:
+        gate = self._gate()
         shape, known = image_shape(self.shape), None
         if self.data is not None:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
@@ -76,6 +86,19 @@ class AuditCommand:
                 initial_key=self.initial_key,
                 truth=known,
                 device=torch_device(self.device),
+                redact=self.redact,
                 **vars(self.options),
             )
         print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
+        if gate is None:
+            return 0
+        decision = gate.decide(auditing.load(self.out))
+        print(f"Gate: status {decision.status}, because {decision.reason}.")
+        return decision.status
+
+    def _gate(self) -> auditing.Gate | None:
+        if not self.gate and (self.max_recovered, self.max_probability) != (None, None):
+            raise InvalidInputError("--max-recovered and --max-probability are limits of the gate; add --gate")
+        if self.max_recovered is not None and None in (self.data, self.held_out):
+            raise InvalidInputError("--max-recovered counts training images; give --data and --held-out")
+        return check_options(auditing.Gate(self.max_recovered, self.max_probability)) if self.gate else None

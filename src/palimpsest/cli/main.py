@@ -1,6 +1,6 @@
-"""The command line: `palimpsest demo | train | reconstruct | report | audit | identify | bench`.
+"""The command line: `palimpsest demo | train | reconstruct | report | audit | compare | membership | identify | bench`.
 
-Exit status 0, 1 (failed) or 2 (wrong use); errors are one sentence on standard error.
+Exit status 0, 1 (failed), 2 (wrong use), or 3 and 4 of an audit's gate. Errors are one sentence on standard error.
 """
 
 import io
@@ -13,8 +13,10 @@ import tyro
 from palimpsest import __version__
 from palimpsest.cli.audit import AuditCommand
 from palimpsest.cli.bench import Bench
+from palimpsest.cli.compare import Compare
 from palimpsest.cli.demo import Demo
 from palimpsest.cli.identify import Identify
+from palimpsest.cli.membership import MembershipCommand
 from palimpsest.cli.reconstruct import Reconstruct
 from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
@@ -30,7 +32,15 @@ Palimpsest is a privacy audit tool. Use it only on models and data you are entit
 `palimpsest --version` prints the version."""
 
 Command = (
-    Demo | Train | Reconstruct | Report | Annotated[AuditCommand, tyro.conf.subcommand("audit")] | Identify | Bench
+    Demo
+    | Train
+    | Reconstruct
+    | Report
+    | Annotated[AuditCommand, tyro.conf.subcommand("audit")]
+    | Compare
+    | Annotated[MembershipCommand, tyro.conf.subcommand("membership")]
+    | Identify
+    | Bench
 )
 
 
@@ -44,8 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.on_stderr(terminal=isinstance(command, AuditCommand)):
-            command.run()
+        with journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand)):
+            return command.run() or 0
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
@@ -59,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
-    return 0
 
 
 def _complain(sentence: str, *, status: int) -> int:

@@ -19,24 +19,42 @@ SUSPICIOUS, RATIO = 1 << 26, 100  # images of 64 MiB do not compress a hundredfo
 
 def read(path: Path) -> Source:
     """Images ``(N, H, W)``, ``(N, C, H, W)`` or ``(N, H, W, C)``, bytes or in [0, 1]; whole labels."""
-    try:
-        with files.reading(path), open_regular(path, follow=True) as file, zipfile.ZipFile(file) as archive:
-            images, labels = (_array(archive, path, name) for name in ("images", "labels"))
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the last two if it is encrypted
-        raise DataError(f"{path} is not a readable .npz file; write it again with numpy.savez") from error
+    images, labels = _arrays(path, "images", "labels")
     images = _channels_first(path, images)
-    if labels.shape != (len(images),) or labels.dtype.kind not in "iub":
-        raise DataError(f"{path} has other labels than one whole number per image; give shape ({len(images)},)")
+    _check_labels(path, images, labels)
     values, indices = np.unique(labels, return_inverse=True)
     if len(values) < 2:
         raise DataError(f"{path} has {len(values)} class(es); give images of at least two classes")
     return Source.of_two(images, indices.astype(np.int64), tuple(str(v) for v in values.tolist()))
 
 
+def read_unlabelled(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """The images as `read` returns them, and their labels as they are, if the file has any."""
+    images, *labels = _arrays(path, "images", optional=("labels",))
+    images = _channels_first(path, images)
+    for given in labels:
+        _check_labels(path, images, given)
+    return images, labels[0] if labels else None
+
+
+def _check_labels(path: Path, images: np.ndarray, labels: np.ndarray) -> None:
+    if labels.shape != (len(images),) or labels.dtype.kind not in "iub":
+        raise DataError(f"{path} has other labels than one whole number per image; give shape ({len(images)},)")
+
+
+def _arrays(path: Path, *names: str, optional: tuple[str, ...] = ()) -> list[np.ndarray]:
+    try:
+        with files.reading(path), open_regular(path, follow=True) as file, zipfile.ZipFile(file) as archive:
+            present = [name for name in optional if f"{name}.npy" in archive.namelist()]
+            return [_array(archive, path, name) for name in (*names, *present)]
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:  # the last two if it is encrypted
+        raise DataError(f"{path} is not a readable .npz file; write it again with numpy.savez") from error
+
+
 def _array(archive: zipfile.ZipFile, path: Path, name: str) -> np.ndarray:
     """One array, refused unless the content has exactly the size that its header announces."""
     if f"{name}.npy" not in archive.namelist():
-        raise DataError(f"{path} does not contain an array {name!r}; save it with images=... and labels=...")
+        raise DataError(f"{path} does not contain an array {name!r}; save it with {name}=...")
     member = archive.getinfo(f"{name}.npy")
     with archive.open(member) as stream:
         try:

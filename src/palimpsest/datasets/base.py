@@ -26,6 +26,7 @@ class Source:
         classes: the name of each class.
         positive: the classes that are +1 in the two-class task, or None if there is no natural two-class task.
         sides: the names of the two sides of that task, −1 first.
+        names: the name of each image's file, or nothing if the images do not have files.
     """
 
     images: np.ndarray
@@ -33,13 +34,16 @@ class Source:
     classes: tuple[str, ...]
     positive: frozenset[int] | None = None
     sides: tuple[str, str] = ("negative", "positive")
+    names: tuple[str, ...] = ()
 
     @classmethod
-    def of_two(cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...]) -> Self:
+    def of_two(
+        cls, images: np.ndarray, labels: np.ndarray, classes: tuple[str, ...], names: tuple[str, ...] = ()
+    ) -> Self:
         """A source whose two classes, if it has exactly two, are the sides of the two-class task."""
         if len(classes) != 2:
-            return cls(images, labels, classes)
-        return cls(images, labels, classes, positive=frozenset({1}), sides=(classes[0], classes[1]))
+            return cls(images, labels, classes, names=names)
+        return cls(images, labels, classes, positive=frozenset({1}), sides=(classes[0], classes[1]), names=names)
 
 
 @dataclass(frozen=True)

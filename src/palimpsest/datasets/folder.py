@@ -21,21 +21,37 @@ def read(root: Path) -> Source:
     folders = [path for path in _entries(root) if path.is_dir()]
     if len(folders) < 2:
         raise DataError(f"{root} has {len(folders)} sub-folder(s); make one per class, at least two")
-    images: list[np.ndarray] = []
+    paths: list[Path] = []
     labels: list[int] = []
     for label, folder in enumerate(folders):
-        paths = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
-        if not paths:
+        inside = [path for path in _entries(folder) if path.suffix.lower() in SUFFIXES]
+        if not inside:
             raise DataError(f"{folder} does not contain PNG or JPEG images; add some or remove the folder")
-        for path in paths:
-            image = _read_image(path)
-            if images and image.shape[:2] != images[0].shape[:2]:
-                raise DataError(f"{path} has another size than the images before it; scale all to one size")
-            images.append(image)
-            labels.append(label)
+        paths += inside
+        labels += [label] * len(inside)
+    names = tuple(f"{path.parent.name}/{path.name}" for path in paths)
+    return Source.of_two(_images(paths), np.array(labels), tuple(folder.name for folder in folders), names)
+
+
+def read_unlabelled(root: Path) -> tuple[np.ndarray, list[str]]:
+    """Every image in ``root`` and in its sub-folders, and its path there, in alphabetical order."""
+    entries = [inner for path in _entries(root) for inner in (_entries(path) if path.is_dir() else [path])]
+    paths = [path for path in entries if path.suffix.lower() in SUFFIXES]
+    if not paths:
+        raise DataError(f"{root} does not contain PNG or JPEG images; add some, in the folder or one level below")
+    return _images(paths), [path.relative_to(root).as_posix() for path in paths]
+
+
+def _images(paths: list[Path]) -> np.ndarray:
+    """(N, C, H, W), grey only if all images are grey."""
+    images: list[np.ndarray] = []
+    for path in paths:
+        image = _read_image(path)
+        if images and image.shape[:2] != images[0].shape[:2]:
+            raise DataError(f"{path} has another size than the images before it; scale all to one size")
+        images.append(image)
     grey = all(image.ndim == 2 for image in images)
-    stack = np.stack([image[None] if grey else _colour(image) for image in images])
-    return Source.of_two(stack, np.array(labels), tuple(folder.name for folder in folders))
+    return np.stack([image[None] if grey else _colour(image) for image in images])
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -85,15 +85,9 @@ def _torch_archive(path: Path) -> object:
 
 
 def _shards(path: Path) -> dict[str, Tensor]:
-    """The tensors of all files that an index lists. It may list only files beside it."""
-    try:
-        with open_regular(path, follow=True) as file:
-            places = parse_json(file.read(LARGEST_INDEX))["weight_map"]
-        shards = sorted({path.with_name(str(place)) for place in places.values()})  # ValueError: not a plain name
-        size = sum(shard.stat().st_size for shard in shards if shard.is_file())
-    except (OSError, ValueError, KeyError, AttributeError) as error:
-        raise WeightsError(f"{path} is not an index of weights, or it is damaged; save the weights again") from error
-    check_room(path, size // 4)
+    """The tensors of all files that an index lists."""
+    places, shards = listed(path)
+    check_room(path, sum(shard.stat().st_size for shard in shards if shard.is_file()) // 4)
     held = {shard.name: content(shard) for shard in shards if shard.name.endswith(SUFFIXES) and not shard.is_dir()}
     tensors = {}
     for name, place in places.items():
@@ -104,6 +98,19 @@ def _shards(path: Path) -> dict[str, Tensor]:
             raise WeightsError(f"{path} lists {some([name])} in {there}, which does not hold it; copy both again")
         tensors[name] = t
     return tensors
+
+
+def listed(index: Path) -> tuple[dict[str, str], list[Path]]:
+    """The file of each tensor, and all files. An index may list only files beside it."""
+    try:
+        with open_regular(index, follow=True) as opened:
+            places = parse_json(opened.read(LARGEST_INDEX))["weight_map"]
+        files = sorted({index.with_name(str(place)) for place in places.values()})  # ValueError: no plain name
+        for file in files:
+            file.is_file()  # OSError: the name is too long
+        return places, files
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        raise WeightsError(f"{index} is not an index of weights, or it is damaged; save the weights again") from error
 
 
 # --- checks of tensors ---------------------------------------------------------------------------------

@@ -120,10 +120,18 @@ def digest(*content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def file_digest(path: Path | str) -> str:
+def file_digest(path: Path | str, *, follow: bool = False) -> str:
     """SHA-256 of a file, as `sha256sum` gives it."""
-    with open_regular(path) as file:
+    with open_regular(path, follow=follow) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def folder_digest(folder: Path | str, *, skip: str | None = None) -> str:
+    """SHA-256 of a folder's files: of the lines that `sha256sum` gives for them, in the order of their names."""
+    files = (p for p in Path(folder).rglob("*") if p.is_file() and p.suffix != skip)
+    names = sorted(p.relative_to(folder).as_posix() for p in files)
+    lines = [f"{file_digest(Path(folder, name), follow=True)}  {name}\n" for name in names]
+    return hashlib.sha256("".join(lines).encode(errors="surrogateescape")).hexdigest()
 
 
 def tensor_digest(tensors: Mapping[str, Tensor], *texts: str) -> str:

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 from markupsafe import Markup
@@ -12,6 +13,7 @@ from palimpsest.report.content import Variant, counted
 from palimpsest.report.svg import LEFT, TOP, Panel, limits, logarithmic_limits
 from palimpsest.report.words import number
 from palimpsest.scoring import ImageScores, Score
+from palimpsest.scoring.rates import Rates
 
 BIN = 0.025  # of likeness
 PERCENT = 5  # of probability in a bin
@@ -100,6 +102,24 @@ def probabilities(ours: Tensor, chance: Tensor, likely: int, bar: float) -> Mark
 
 def _by_bins(percent: list[float]) -> Counter[int]:
     return Counter(min(max(math.floor(value / PERCENT), 0), 100 // PERCENT - 1) for value in percent)
+
+
+def roc(rates: Rates, level: float) -> Markup:
+    """Given images named against false positives, on logarithmic axes, down to the finest rate."""
+    low = 100 * min(rates.finest, level) / 1.2
+    shown = [(100 * x, 100 * y) for x, y in rates.curve if 100 * y >= low]
+    panel = Panel(540, 380, x=(low, 100), y=(low, 100), logarithmic=True, logarithmic_x=True)
+    panel.y_axis("given images named, in per cent")
+    panel.x_axis("false positives, in per cent")
+    panel.line([(low, low), (100, 100)], "diagonal")
+    panel.vertical(100 * level, "bar")
+    _beside(panel, 100 * level, panel.y(low) - 6, f"level: {100 * level:.3g} %")
+    steps = [place for (x, y), (after, _) in pairwise(shown) for place in ((x, y), (after, y))]
+    panel.line([*steps, *shown[-1:]], "curve last")
+    named = float(rates.at(level).double().mean())
+    return panel.svg(
+        f"Receiver operating characteristic. At a rate of {level:.3g}, {named:.3g} of the given images are named."
+    )
 
 
 def scatter(names: list[str], scores: list[Score]) -> Markup:

@@ -95,11 +95,12 @@ class Panel:
         x: tuple[float, float],
         y: tuple[float, float],
         logarithmic: bool = False,
+        logarithmic_x: bool = False,
         left: float = LEFT,
         bottom: float = BOTTOM,
     ) -> None:
         self.width, self.height, self.left, self.bottom = width, height, left, bottom
-        self.x = Scale(*x, left, width - RIGHT)
+        self.x = Scale(*x, left, width - RIGHT, logarithmic_x)
         self.y = Scale(*y, height - bottom, TOP, logarithmic)
         self.elements: list[Markup] = []
 

@@ -73,6 +73,11 @@ class Verdict:
     threshold: float
     confidence: float
 
+    @property
+    def as_a_whole(self) -> bool:
+        """Whether the training images leaked as a whole, without one that is recovered beyond chance."""
+        return self.outcome is Outcome.LEAKAGE and self.interval is not None and self.interval[0] == 0
+
 
 def judge(members: Tensor, held_out: Tensor, *, confidence: float = 0.99, looks: int = 1) -> Verdict:
     """The verdict on scores. A score is above 0 only if the match is better than a blurred copy.
@@ -133,13 +138,13 @@ def _sentence(v: Verdict) -> str:
     percent, count = f"{100 * v.confidence:.3g} %", f"{v.recovered} of {v.total} training images"
     if v.outcome is Outcome.NO_EVIDENCE:
         start = f"No evidence of leakage: {count} recovered, which chance can explain (p = {v.p_value:.2g})."
-    elif v.interval[0] > 0:
-        start = f"Leakage: {count} recovered, at least {v.interval[0]} beyond chance ({percent} confidence)."
-    else:
+    elif v.as_a_whole:
         start = (
-            f"Leakage: the {v.total} training images as a whole match better than held-out images ({percent}"
-            " confidence), but no single image stands out."
+            f"Leakage as a whole: the weights hold a trace of the {v.total} training images ({percent} confidence), but"
+            " no single image is recovered beyond chance."
         )
+    else:
+        start = f"Leakage: {count} recovered, at least {v.interval[0]} beyond chance ({percent} confidence)."
     low, high = v.auc_interval
     return f"{start} AUC of training against held-out images: {v.auc:.2f} ({low:.2f} to {high:.2f})."
 

@@ -1,0 +1,101 @@
+"""One rung of the ladder: all stages from the plan to the verdict."""
+
+from dataclasses import asdict, replace
+
+from palimpsest.auditing.agreement import Run, agree, contributing
+from palimpsest.auditing.case import Case
+from palimpsest.auditing.controls import control_images, positive_control, way
+from palimpsest.auditing.floor import Floor, floor
+from palimpsest.auditing.ladder import Attacker
+from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
+from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.ranking import rank
+from palimpsest.auditing.reading import AuditEffort, posed, read_all
+from palimpsest.auditing.result import Reading
+from palimpsest.auditing.speed import measured_budget
+from palimpsest.auditing.stages import cached_json
+from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.files.storage import digest
+from palimpsest.runs.journal import note
+from palimpsest.scoring import score
+
+
+def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Reading:
+    """Read the weights with this attacker's knowledge. ``looks`` is the number of rungs that may claim leakage."""
+    plan = _plan(case, attacker, found)
+    case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
+    unexplained = _floor(case, plan)
+    runs, finished = read_all(case, plan)
+    ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
+    scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
+    evidence = Evidence(
+        ranking=ranking,
+        negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
+        positive=_positive(case, plan, runs["positive"], looks=looks),
+        comparison=None if scored is None else scored.verdict,
+        floor=unexplained,
+        accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
+        majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
+        method=plan.method,
+        samples=case.options.samples,
+        controls=case.options.controls,
+        finished=finished,
+        looks=looks,
+    )
+    verdict = replace(judge(evidence), of=attacker.name)
+    return Reading(
+        **vars(evidence),
+        attacker=attacker,
+        verdict=verdict,
+        plan=plan,
+        candidates=candidates,
+        score=scored,
+        effort=AuditEffort.of(runs),
+    )
+
+
+def _plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
+    path = case.folder / "plan.json"
+    if path.exists():
+        note("following the plan in this folder; for a better result, give another --out and more --minutes")
+    plan = cached_json(path, case.owner, Plan, lambda: _new_plan(case, attacker, found))
+    nodes = f", tangent at {', '.join(map(str, plan.at))}" if plan.at else ""
+    within = ", in the span of the images" if plan.within == "span" else ""
+    note(f"plan: {plan.restarts} restarts of {plan.candidates} candidates, {plan.steps} steps each{nodes}{within}")
+    return plan
+
+
+def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
+    if case.options.samples is None:
+        note("the number of training images is unknown; give it by --samples if you know it")
+    plan = untimed_plan(attacker, found, case.options)
+    if case.options.complete:
+        return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
+    note("measuring the speed of this machine")
+    return timed_plan(plan, case.options, measured_budget(case, plan))
+
+
+def _floor(case: Case, plan: Plan) -> float | None:
+    if (truth := case.truth) is None:
+        return None
+
+    def compute() -> Floor:
+        note("testing the method on the given images")
+        problem = posed(case.subject, plan)[0].to(case.device)
+        return Floor(floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device)))
+
+    return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
+
+
+def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> PositiveControl | None:
+    """The positive control, ranked like the subject and compared with its public images."""
+    if len(runs) < 2 or not len(agreed := agree(runs)):
+        return None
+    control, public = positive_control(case, plan), control_images(case, plan)
+    return PositiveControl(
+        ranking=rank(agreed),
+        comparison=score(contributing(runs), public.images, held_out=public.held_out, looks=looks).verdict,
+        images=plan.control_images,
+        samples=case.options.samples,
+        way=way(control, case.subject, plan),
+    )

@@ -1,0 +1,73 @@
+"""Whether a network may pass: the exit status of `palimpsest audit --gate`."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Annotated
+
+from palimpsest.auditing.record import AuditRecord
+from palimpsest.files.schema import Range, Share
+from palimpsest.scoring import Outcome
+
+PASS, LEAKS, UNDECIDED = 0, 3, 4  # 1 and 2 are failed commands and wrong use
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The exit status and the reason for it."""
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Limits for a pipeline. They decide in this order; without limits, the headline alone decides.
+
+    1. A limit is exceeded: 3.
+    2. The headline is undecided or no verdict, a limit cannot be checked, or nothing was found before the time ran
+       out: 4.
+    3. The headline is leakage: 3, unless the limit on its evidence was given. ``max_recovered`` limits the comparison
+       with the training images, ``max_probability`` the estimates.
+    4. All other results: 0.
+
+    Args:
+        max_recovered: the number of training images that may be recovered, by all readings together.
+        max_probability: the highest probability that a candidate may have, in any reading.
+
+    Examples:
+        >>> Gate(max_recovered=2)
+        Gate(max_recovered=2, max_probability=None)
+    """
+
+    max_recovered: Annotated[int, Range(least=0)] | None = None
+    max_probability: Share | None = None
+
+    def decide(self, record: AuditRecord) -> Decision:
+        """The exit status for the result of an audit, from `pal.auditing.load`."""
+        return next(self._reasons(record))
+
+    def _reasons(self, record: AuditRecord) -> Iterator[Decision]:
+        recovered = None if record.images is None or record.images.recovered is None else len(record.images.recovered)
+        highest = max((each.estimates.highest or 0.0 for each in record.readings), default=0.0)
+        if self.max_recovered is not None and recovered is not None and recovered > self.max_recovered:
+            yield Decision(LEAKS, f"{recovered} training images are recovered, more than {self.max_recovered}")
+        if self.max_probability is not None and highest > self.max_probability:
+            limit = f"more than {self.max_probability:.0%}"
+            yield Decision(LEAKS, f"a candidate has an estimated probability of {highest:.0%}, {limit}")
+        outcome = record.verdict.outcome
+        if outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT):
+            yield Decision(UNDECIDED, f"the headline is {outcome}")
+        if outcome == Outcome.NO_EVIDENCE and not record.verdict.finished:
+            yield Decision(UNDECIDED, "the audit is not finished")
+        if self.max_recovered is not None and recovered is None:
+            yield Decision(UNDECIDED, "the recovered images could not be counted without enough held-out images")
+        if outcome == Outcome.LEAKAGE and not self._allows(record):
+            yield Decision(LEAKS, "the headline is leakage")
+        yield Decision(PASS, "within the limits" if outcome == Outcome.LEAKAGE else f"the headline is {outcome}")
+
+    def _allows(self, record: AuditRecord) -> bool:
+        """Whether a limit was given on every kind of evidence that claims leakage."""
+        leaking = [each for each in record.readings if each.outcome == Outcome.LEAKAGE]
+        by_comparison = [each.comparison is not None and bool(each.comparison.beyond_chance) for each in leaking]
+        limits = [self.max_recovered if compared else self.max_probability for compared in by_comparison]
+        return None not in limits

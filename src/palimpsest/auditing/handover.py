@@ -1,0 +1,110 @@
+"""The summary that opens the report: what an assessment of anonymity asks for, in that order.
+
+docs/handing-over.md maps its items to Opinion 28/2024 of the European Data Protection Board.
+"""
+
+from collections.abc import Sequence
+
+from markupsafe import Markup
+
+from palimpsest.auditing.checksums import Checksums
+from palimpsest.auditing.ladder import MISSING
+from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.result import Audit, Reading, Rung
+from palimpsest.report.words import duration
+
+MEANS = {
+    "ntk": "the change of the weights since their start",
+    "path": "each change between weights that are known",
+    "gradient": "the first moment in the optimiser's state",
+    "kkt": "the trained weights, at a maximum margin",
+    "multiclass": "the trained weights, at a maximum margin",
+    "kkt-signed": "the trained weights, as weight decay leaves them",
+}
+SEGMENTS = ("checkpoints", "updates")  # files that split the training into segments
+
+
+def calibrated(audit: Reading, found: Preflight) -> bool:
+    """Whether the probabilities are frequencies.
+
+    Their map was fitted on dense networks with one output, read by NTK at one tangent point in a search of all images.
+    Elsewhere they are ranks.
+    """
+    like_the_fit = audit.method == "ntk" and len(audit.plan.at) == 1 and audit.plan.within == "everywhere"
+    return like_the_fit and found.bound is not None and found.outputs == 1
+
+
+def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
+    """For each item, a text per rung, or one for all: means, knowledge, effort, result, tests, and the rest."""
+    every, found = audit.readings.values(), audit.preflight
+    return {
+        "Means tried": [_means(each) for each in every],
+        "Knowledge assumed": [_knowledge(each, found, given) for each in every],
+        "Effort": [_effort(each) for each in every],
+        "Images affected": [_affected(each, calibrated(each, found)) for each in every],
+        "Controls": [_controls(each) for each in every],
+        "Not tried": [_not_tried(audit.rungs)],
+    }
+
+
+def _means(audit: Reading) -> str:
+    return f"Method {audit.method}: searches images whose gradients explain {MEANS[audit.method]}."
+
+
+def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
+    known = ["The network's code", "the trained weights"]
+    known += ["the initial weights"] if audit.method == "ntk" else []
+    known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
+    known += ["the optimiser's state"] if audit.method == "gradient" else []
+    count = "unknown"
+    if audit.samples is not None:
+        in_layer = audit.samples in (found.samples, audit.attacker.directions)
+        counted = "counted in the first layer" if in_layer else "as given"
+        count = f"{audit.samples}, {counted}"
+    score = " The images themselves serve the scores only." if audit.score else ""
+    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"
+
+
+def _effort(audit: Reading) -> str:
+    plan, effort = audit.plan, audit.effort
+    work = f"{effort.restarts} restarts of {plan.candidates} candidates, {plan.steps:,} steps each"
+    where = f", on {' and '.join(effort.devices)}" if effort.devices else ""
+    line = Markup("{}: <time>{}</time>. {} runs of controls: <time>{}</time>{}.").format(
+        work, duration(effort.seconds), effort.control_runs, duration(effort.control_seconds), where
+    )
+    return line if audit.finished else line + " The time ran out before the plan was done."
+
+
+def _affected(audit: Reading, frequencies: bool) -> str:
+    comparison, verdict = audit.comparison, audit.verdict
+    if audit.compared and comparison is not None and comparison.interval is not None:
+        count = f"{comparison.recovered} of {comparison.total} training images recovered"
+        if comparison.as_a_whole:
+            return f"The training set as a whole. {count}, which chance can explain."
+        low = comparison.interval[0]
+        return f"{count}, {f'at least {low} beyond chance' if low else 'no more than by chance'}."
+    if not verdict.likely:
+        return "None identified."
+    rank = "" if frequencies else ", by an estimate that is not calibrated here"
+    return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real{rank}. Which ones is unknown."
+
+
+def _controls(audit: Reading) -> str:
+    negative, positive = "No negative control was run", "No positive control was run"
+    if audit.negative is not None:
+        negative = f"Negative: the likeliest candidate from permuted values has {audit.bar:.0%}"
+    if audit.positive is not None:
+        comparison = audit.positive.comparison
+        easier = audit.positive.easier
+        hard = "as hard to read" if easier is None else f"perhaps easier to read, because {easier[0]}"
+        positive = f"Positive: {comparison.recovered} of {comparison.total} public images recovered; {hard}"
+    return f"{negative}. {positive}."
+
+
+def _not_tried(rungs: Sequence[Rung]) -> str:
+    """Rungs without a reading, with the reason, and attacks that do not exist here."""
+    unread = [
+        f"{rung.attacker.adds} ({rung.reason})" for rung in rungs if not rung.reading and rung.attacker.name != "T"
+    ]
+    lines = [f"Not read: {'; '.join(unread)}."] if unread else []
+    return " ".join([*lines, f"The audit does not have these attacks: {'; '.join(MISSING)}."])

@@ -1,0 +1,136 @@
+"""The ladder of attackers: what each of them knows, which method uses it, and why a rung cannot be read.
+
+W     the final weights
+W0    and the weights before training, or the seed that makes them
+C     and weights on the way: checkpoints, or the updates of a federated client
+O     and the optimiser's state
+T     and the training images, which the audit uses for scores alone
+
+Every attacker knows the architecture and, if the audit knows it, the number of training images.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from palimpsest.auditing.options import Options, RungName
+from palimpsest.auditing.preflight import Preflight, images_of_moment, images_of_start
+from palimpsest.auditing.subject import NOT_READ, Subject
+from palimpsest.errors import InvalidInputError
+from palimpsest.runs.problems import Method
+
+Name = RungName | Literal["T"]
+MATERIAL: dict[Name, str] = {
+    "W": "the final weights",
+    "W0": "the initial weights or the seed",
+    "C": "the checkpoints or updates",
+    "O": "the optimiser's state",
+    "T": "the training images",
+}
+ORDER: tuple[RungName, ...] = ("C", "W0", "O", "W")  # in which rungs are read: if time runs out, the weakest is missing
+EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
+NOT_CHOSEN = "not chosen by --rungs"
+NO_TIME = "the time ran out before; run the same command again with more --minutes"
+MISSING = (
+    "membership tests by shadow models (`palimpsest membership` tests given images without them)",
+    "attacks that only query the network: model inversion, extraction",
+    "gradient inversion through live batch normalisation",
+    "searches with a generative model as the prior",
+    "inference of attributes or properties of the training set",
+    "a server of federated learning that manipulates the weights it sends",
+)  # attacks that an audit does not try
+
+
+@dataclass(frozen=True)
+class Attacker:
+    """A rung of the ladder: what this attacker has beyond the rung below, and how the audit uses it.
+
+    Args:
+        name: ``"W"``, ``"W0"``, ``"C"``, ``"O"`` or ``"T"``.
+        method: the method that reads it. None if it cannot be read.
+        why: why this method fits, or why the rung cannot be read.
+        segments: the number of segments of the training whose change the method uses.
+        samples: the number of training images behind the target, if known.
+        directions: the number of dimensions of their span, if the first layer shows it beyond doubt. The audit then
+            searches that span instead of all images.
+    """
+
+    name: Name
+    method: Method | None
+    why: str
+    segments: int = 1
+    samples: int | None = None
+    directions: int | None = None
+
+    @property
+    def adds(self) -> str:
+        return MATERIAL[self.name]
+
+    @property
+    def knows(self) -> str:
+        """Everything that this attacker may use, in words."""
+        names = list(MATERIAL)
+        return ", ".join(MATERIAL[name] for name in names[: names.index(self.name) + 1])
+
+
+def attackers(subject: Subject, found: Preflight, options: Options, *, scored: bool) -> list[Attacker]:
+    """Every rung, the one that knows least first. ``scored`` says whether the training images are given."""
+    rungs = [_weights(subject, options), _initial(subject, found), _way(subject, found), _optimiser(subject)]
+    reason = "the audit uses them for scores alone" if scored else "not given; --data adds scores"
+    return [*(_counted(rung, options.samples) for rung in rungs), Attacker("T", None, reason)]
+
+
+def _counted(rung: Attacker, samples: int | None) -> Attacker:
+    """The rung with its number of images. More directions than images are not the span of the images."""
+    if rung.directions is not None and samples is not None and rung.directions > samples:
+        rung = replace(rung, directions=None)
+    own = rung.directions if rung.name == "O" else None  # a moment remembers the last batches alone
+    return replace(rung, samples=own or samples)
+
+
+def check_rungs(subject: Subject, options: Options) -> None:
+    """Refuse rungs that lack their material."""
+    remedies = {
+        "W0": (subject.initial is None or not subject.start_given, "give the weights before training by --initial"),
+        "C": (not subject.segments, "give weights on the way by --checkpoints or --updates"),
+        "O": (subject.moment is None, "give a training checkpoint of Adam, or of SGD with momentum, as --weights"),
+    }
+    if options.rungs == ():
+        raise InvalidInputError(f"--rungs does not have a value; choose from {', '.join(EFFORT)}")
+    for name in options.rungs or ():
+        missing, remedy = remedies.get(name, (False, ""))
+        if missing:
+            raise InvalidInputError(f"rung {name} needs {MATERIAL[name]}; {remedy}")
+
+
+def _weights(subject: Subject, options: Options) -> Attacker:
+    if options.weight_decay:
+        return Attacker("W", "kkt-signed", "weight decay makes the weights a sum of gradients at the images")
+    return Attacker("W", "kkt" if subject.outputs == 1 else "multiclass", "classifiers tend to a maximum margin")
+
+
+def _initial(subject: Subject, found: Preflight) -> Attacker:
+    if subject.initial is None or not subject.start_given:
+        return Attacker("W0", None, "not given; --initial adds them")
+    if found.unusable:
+        return Attacker("W0", None, found.unusable)
+    directions = images_of_start(subject) if subject.segments else found.samples  # those are of all segments
+    return Attacker("W0", "ntk", "the change of the weights is a sum of gradients at the images", directions=directions)
+
+
+def _way(subject: Subject, found: Preflight) -> Attacker:
+    if not subject.segments:
+        return Attacker("C", None, "not given; --checkpoints or --updates adds them")
+    if found.unusable:
+        return Attacker("C", None, found.unusable)
+    if len(subject.segments) == 1 and subject.initial is not None and subject.start_given:
+        return Attacker("C", None, "there are no weights between the first and the last")
+    why = f"the change on each of {len(subject.segments)} segments is a sum of gradients at the images"
+    return Attacker("C", "path", why, len(subject.segments), directions=found.samples)
+
+
+def _optimiser(subject: Subject) -> Attacker:
+    if subject.moment is None:
+        refused = [remark for remark in subject.remarks if remark.startswith(NOT_READ)]
+        return Attacker("O", None, refused[0] if refused else "not in the file of the trained weights")
+    why = "the first moment is a sum of the last gradients at the images"
+    return Attacker("O", "gradient", why, directions=images_of_moment(subject))

@@ -1,0 +1,406 @@
+"""Membership: the statistics against brute force, ranks at known rates, and the command."""
+
+import csv
+import json
+import os
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import palimpsest as pal
+from audited import SHAPE, mlp, trained
+from palimpsest.auditing import given as reading
+from palimpsest.auditing import traces
+from palimpsest.cli.main import main
+from palimpsest.errors import DataError, InvalidInputError, NonFiniteError
+from palimpsest.scoring.rates import rates
+
+F64 = torch.float64
+
+
+@pytest.fixture(scope="module")
+def data():
+    return pal.datasets.load("digits", per_class=8, held_out_per_class=120, seed=3)
+
+
+def cnn():
+    """Its dense layers see features, which move during training."""
+    return nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(512, 48), nn.ReLU(), nn.Linear(48, 1)
+    )
+
+
+def pooled():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(8, 1))
+
+
+# --- against brute force -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("points", [1, 3])
+def test_the_drop_is_that_of_least_squares_without_the_image(points):
+    random = torch.Generator().manual_seed(0)
+    F = torch.randn(7, points, 40, dtype=F64, generator=random)
+    T = torch.randn(40, dtype=F64, generator=random)
+    rows = F / F.norm(dim=2, keepdim=True)
+
+    def floor(some):
+        A = some.reshape(-1, 40)
+        system = torch.cat([A.T, traces.RIDGE**0.5 * torch.eye(len(A), dtype=F64)])
+        wanted = torch.cat([T, torch.zeros(len(A), dtype=F64)])
+        best = torch.linalg.lstsq(system, wanted[:, None]).solution[:, 0]
+        return (system @ best - wanted).square().sum() / T.square().sum()
+
+    without = torch.stack([floor(torch.cat([rows[:i], rows[i + 1 :]])) for i in range(7)])
+    torch.testing.assert_close(traces.floor_drop(F, T), without - floor(rows), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("units", [5, 30])  # fewer and more than inputs
+def test_the_trace_in_the_span_is_that_of_the_definition(units):
+    random = torch.Generator().manual_seed(1)
+    Z = torch.randn(9, 12, dtype=F64, generator=random)
+    C = torch.randn(units, 12, dtype=F64, generator=random)
+    z = Z / Z.norm(dim=1, keepdim=True)
+    M = z.T @ z / 9 + traces.SHRINK * z.square().sum() / (9 * 12) * torch.eye(12, dtype=F64)
+    eigenvalues, Q = torch.linalg.eigh(M)
+    root = Q @ torch.diag(eigenvalues.rsqrt()) @ Q.T
+    mixed = C
+    if units > 12:
+        mixed = torch.randn(12, units, generator=torch.Generator().manual_seed(0), dtype=F64) @ C
+    white, S = z @ root, (mixed @ root).T @ (mixed @ root)
+    I, top = torch.eye(12, dtype=F64), torch.linalg.eigvalsh(S)[-1]  # noqa: E741
+    R = [ε * top * (white * torch.linalg.solve(S + ε * top * I, white.T).T).sum(1) for ε in traces.LEVELS]
+    wanted = -(torch.stack(R) / white.square().sum(1)).log().mean(0)
+    torch.testing.assert_close(traces.span_trace(C, Z), wanted, rtol=1e-3, atol=1e-5)
+
+
+def test_a_sketch_keeps_angles_and_the_exact_gradients_are_those_of_autograd():
+    random = torch.Generator().manual_seed(2)
+    f, g = torch.randn(2, 50_001, dtype=F64, generator=random)
+    g = f + 0.5 * g
+    sketch = traces._sketch(50_001, 4096, f)
+    assert sketch(f).shape == (4096,)
+    assert float(sketch(f) @ sketch(g) / (f @ g)) == pytest.approx(1, abs=0.06)
+    assert traces._sketch(5, 5, f)(f[:5]) is not None
+
+
+def test_weight_decay_is_found_and_undone():
+    random = torch.Generator().manual_seed(3)
+    start = torch.randn(60, 40, dtype=F64, generator=random)
+    low_rank = torch.randn(60, 5, dtype=F64, generator=random) @ torch.randn(5, 40, dtype=F64, generator=random)
+    assert traces._decay(start, 0.9 * start + 0.1 * low_rank) == pytest.approx(0.9, abs=1e-6)
+    assert traces._decay(start, start + 0.1 * low_rank) == pytest.approx(1.0, abs=1e-6)
+
+
+def test_the_loss_is_that_of_the_training():
+    torch.manual_seed(0)
+    model, x, y = pooled(), torch.randn(6, *SHAPE), torch.tensor([0, 1, 1, 0, 1, 0])
+    Φ = model(x)[:, 0].detach().double()
+    sign = 2 * y - 1
+    for loss, L in (("squared", (Φ - sign) ** 2), ("logistic", torch.log1p(torch.exp(-sign * Φ)))):
+        for labels in (y, sign):
+            found = traces.loss_trace(model, x, labels, loss).values
+            torch.testing.assert_close(found, torch.log1p(1 / L), rtol=1e-5, atol=0)
+    with pytest.raises(InvalidInputError):
+        traces.loss_trace(model, x, torch.tensor([-1, 0, 1, 1, 1, 1]), "squared")
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+    L = nn.functional.cross_entropy(wide(x), y, reduction="none").detach().double()
+    found = traces.loss_trace(wide, x, y, "cross_entropy").values
+    torch.testing.assert_close(found, torch.log1p(1 / L), rtol=1e-5, atol=0)
+
+
+# --- rates --------------------------------------------------------------------------------------
+
+
+def test_p_values_are_ranks_and_rates_that_cannot_be_resolved_are_not_stated():
+    held_out = torch.arange(99.0)
+    found = rates(torch.tensor([200.0, 98.0, 50.0, -1.0]), held_out, at=(0.02, 0.01, 0.001))
+    assert found.p_values.tolist() == pytest.approx([0.01, 0.02, 0.5, 1.0])  # a tie counts against
+    assert found.named == {0.02: 0.5, 0.01: 0.25, 0.001: None}
+    assert found.finest == 0.01
+
+
+def test_the_curve_has_the_shares_that_the_headline_states():
+    found = rates(torch.tensor([3.0, 1.5]), torch.tensor([1.0, 2.0]))
+    assert found.curve == [(1 / 3, 0.5), (2 / 3, 1.0), (1.0, 1.0)]
+    some = rates(torch.arange(0.5, 99, 3), torch.arange(99.0), at=[k / 100 for k in range(1, 101)])
+    assert dict(some.curve) == pytest.approx(some.named, rel=1e-12)
+
+
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_scores_without_a_rank_are_refused(broken):
+    scores = torch.arange(30.0)
+    for pair in ((scores, scores.clone().index_fill_(0, torch.tensor([3]), broken)), (scores * broken, scores)):
+        with pytest.raises(NonFiniteError):
+            rates(*pair)
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adam"])
+@pytest.mark.parametrize(("make", "layer"), [(mlp, "layers.0"), (cnn, "3")])
+def test_training_images_are_told_from_others(make, layer, optimiser, data):
+    torch.manual_seed(0)
+    model = make()
+    initial = {name: t.clone() for name, t in model.state_dict().items()}
+    x, y = data.train.images - 0.5, data.train.labels.float()
+    if optimiser == "adam":
+        rule = torch.optim.Adam(model.parameters(), lr=1e-3)
+    else:
+        rule = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
+    for _ in range(60):
+        rule.zero_grad()
+        (model(x).flatten() - y).square().mean().backward()
+        rule.step()
+    found = pal.auditing.membership(
+        make, model.state_dict(), data.train.images, data.held_out.images, initial=initial, mean=0.5
+    )
+    assert (found.statistic, found.layer) == ("span", layer)
+    assert float(found.named.double().mean()) >= (0.9 if optimiser == "sgd" else 0.25)  # 64 pixels are few
+    assert found.outcome == "leakage"
+    assert found.rates.named[0.001] is None
+
+
+@pytest.mark.parametrize("statistic", ["span", "gradients"])
+def test_images_that_the_network_never_saw_rank_anywhere(statistic, data):
+    initial, final = trained(mlp, data, steps=30)
+    unseen, held_out = data.held_out.images[::2], data.held_out.images[1::2]
+    found = pal.auditing.membership(mlp, final, unseen, held_out, initial=initial, mean=0.5, statistic=statistic)
+    assert found.outcome == "no evidence"
+    assert int(found.named.sum()) <= 5  # 1.2 expected of 120
+    assert found.rates.verdict.auc == pytest.approx(0.5, abs=0.12)
+
+
+def test_networks_without_a_wide_dense_layer_are_read_by_their_gradients(data):
+    initial, final = trained(pooled, data, steps=30)
+    found = pal.auditing.membership(
+        pooled, final, data.train.images, data.held_out.images[:60], initial=initial, mean=0.5
+    )
+    assert (found.statistic, found.layer) == ("gradients", None)
+    assert bool((found.traces >= 0).all())
+    with pytest.raises(InvalidInputError, match="dense layer"):
+        pal.auditing.membership(pooled, final, data.train.images, data.held_out.images, initial=initial,
+                                statistic="span")  # fmt: skip
+
+
+class Normed(nn.Module):
+    """Divides by the length of the image, which a black one does not have."""
+
+    def __init__(self, width):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 1))
+
+    def forward(self, x):
+        return self.layers(x / x.flatten(1).norm(dim=1)[:, None, None, None])
+
+
+@pytest.mark.parametrize(("width", "more"), [(40, {}), (4, {}), (4, {"loss": "squared", "initial": None})])
+def test_an_image_from_which_the_network_computes_nan_is_refused(width, more, data):
+    torch.manual_seed(0)
+    initial = Normed(width).state_dict()
+    final = {name: t + 0.1 * torch.randn_like(t) for name, t in initial.items()}
+    images, held_out = data.held_out.images[:20], data.held_out.images[20:60].clone()
+    held_out[5] = 0
+    both = [pal.auditing.Given(some, labels=torch.arange(len(some)) % 2) for some in (images, held_out)]
+    with pytest.raises(NonFiniteError, match="image 26 of 60"):
+        pal.auditing.membership(lambda: Normed(width), final, *both, **{"initial": initial, **more})
+
+
+def test_a_start_of_another_training_is_refused(data):
+    torch.manual_seed(0)
+    final, other = pooled().state_dict(), pooled().state_dict()
+    with pytest.raises(InvalidInputError, match="belong"):
+        pal.auditing.membership(pooled, final, data.train.images, data.held_out.images[:60], initial=other, mean=0.5)
+
+
+class Patched(nn.Module):
+    """Its dense layer sees the patches of all images as rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense, self.last = nn.Linear(16, 20), nn.Linear(20, 1)
+
+    def forward(self, x):
+        rows = x.unfold(2, 4, 4).unfold(3, 4, 4).reshape(-1, 16)
+        return self.last(self.dense(rows).tanh().view(len(x), 4, 20).mean(1))
+
+
+def test_a_layer_that_sees_patches_as_rows_is_not_used_for_the_span(data):
+    initial, final = trained(Patched, data, steps=5)
+    given, held_out = data.train.images, data.held_out.images[:40]
+    found = pal.auditing.membership(Patched, final, given, held_out, initial=initial, mean=0.5)
+    assert (found.statistic, found.layer, len(found.traces)) == ("gradients", None, len(given))
+    with pytest.raises(InvalidInputError, match="dense layer"):
+        pal.auditing.membership(Patched, final, given, held_out, initial=initial, statistic="span")
+
+
+def test_checkpoints_give_a_trace_for_each_segment(data):
+    initial, middle = trained(mlp, data, steps=10)
+    _, final = trained(mlp, data, steps=20)
+    states = [initial, {name: t.clone() for name, t in middle.items()}, final]
+    found = pal.auditing.membership(mlp, final, data.train.images, data.held_out.images, checkpoints=states, mean=0.5)
+    model = mlp()
+    model.load_state_dict(final)
+    seen = torch.cat([data.train.images, data.held_out.images]) - 0.5
+    each = [traces.traces(model, [pair], seen).values for pair in pairwise(states)]
+    torch.testing.assert_close(torch.cat([found.traces, found.held_out]), sum(each) / 2)
+    assert found.knowledge.endswith("2 segments")
+
+
+# --- the command --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(data, tmp_path_factory):
+    place = tmp_path_factory.mktemp("membership")
+    initial, final = trained(mlp, data, steps=60)
+    torch.save(initial, place / "start.pt")
+    torch.save(final, place / "final.pt")
+    (place / "net.py").write_text(
+        "import palimpsest as pal\ndef make(): return pal.networks.MLP((1, 8, 8), hidden=(60, 60))\n"
+    )
+    for name, part in (("given", data.train), ("others", data.held_out)):
+        for i, (image, label) in enumerate(zip(part.images, part.labels, strict=True)):
+            folder = place / name / ("even" if label < 0 else "odd")
+            folder.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(np.uint8(np.round(255 * image[0].numpy()))).save(folder / f"{i:03}.png")
+    return place
+
+
+def command(files, *more, images="given", held_out="others"):
+    return main([
+        "membership", "--network", f"{files / 'net.py'}:make", "--weights", str(files / "final.pt"), "--shape", "1,8,8",
+        "--images", str(files / images), "--held-out", str(files / held_out), "--mean", "0.5", "--device", "cpu", *more,
+    ])  # fmt: skip
+
+
+def test_the_command_writes_a_row_for_each_image(files, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert command(files, "--initial", str(files / "start.pt"), "--out", str(out)) == 0
+    rows = list(csv.DictReader((out / "membership.csv").open()))
+    assert len(rows) == 16
+    assert {row["image"].split("/")[0] for row in rows} == {"even", "odd"}
+    said = json.loads((out / "membership.json").read_text())
+    assert said["named"] == sum(row["member_at_0.01"] == "yes" for row in rows) >= 14
+    assert said["share_named_at"]["0.001"] == "not resolvable"
+    assert said["sentence"] in capsys.readouterr().out
+    page = (out / "membership.html").read_text()
+    assert page.count("<img") == 16
+    assert "polyline" in page
+
+
+def test_with_the_final_weights_alone_the_loss_is_tested(files, tmp_path):
+    for statistic, more in (("loss", ["--loss", "squared"]), ("gradients", [])):
+        assert command(files, *more, "--out", str(tmp_path / statistic)) == 0
+        assert json.loads((tmp_path / statistic / "membership.json").read_text())["statistic"] == statistic
+
+
+def test_a_test_is_repeated_but_does_not_overwrite_another(files, tmp_path):
+    first = ["--loss", "squared", "--out", str(tmp_path / "out")]
+    page = tmp_path / "out" / "membership.html"
+    assert command(files, *first) == 0
+    page.unlink()
+    assert command(files, *first) == 0
+    kept = page.read_bytes()
+    for other in (["--level", "0.05"], ["--mean", "0.4"], ["--initial", str(files / "start.pt")]):
+        assert command(files, *first, *other) == 2
+    assert command(files, *first, images="others", held_out="given") == 2
+    (tmp_path / "out" / "membership.json").unlink()
+    assert command(files, *first) == 2
+    assert page.read_bytes() == kept
+
+
+def test_names_that_are_not_text_are_written(files, tmp_path):
+    name = os.fsdecode(b"caf\xe9")
+    folder, out = pictures(tmp_path / name, [name, "b"]), tmp_path / f"out {name}"
+    assert command(files, "--initial", str(files / "start.pt"), "--out", str(out), images=folder) == 0
+    rows = list(csv.DictReader((out / "membership.csv").open(encoding="utf-8")))
+    assert [row["image"] for row in rows] == ["b/0.png", "caf\N{REPLACEMENT CHARACTER}/0.png"]
+
+
+# --- classes -------------------------------------------------------------------------------------
+
+
+def pictures(place, classes):
+    """One image of noise per class, in sub-folders with these names."""
+    for i, name in enumerate(classes):
+        (place / name).mkdir(parents=True)
+        pixels = np.random.default_rng([i, len(place.name)]).integers(0, 256, (8, 8), dtype=np.uint8)
+        Image.fromarray(pixels).save(place / name / "0.png")
+    return str(place)
+
+
+def test_sub_folders_of_held_out_images_number_classes_as_in_an_audit(tmp_path):
+    names = [str(i) for i in range(11)]
+    ours, theirs = pictures(tmp_path / "given", ["10", "9"]), pictures(tmp_path / "others", names)
+    given, held_out = reading.load(ours, theirs, image_shape=SHAPE, labelled=True)
+    assert held_out.classes == pal.datasets.folder.read(tmp_path / "others").classes == tuple(sorted(names))
+    assert given.labels.tolist() == [2, 10]  # after 0 and 1, and last
+    with pytest.raises(DataError):
+        reading.load(theirs, ours, image_shape=SHAPE, labelled=True)
+
+
+def test_labels_of_arrays_remain_and_those_that_do_not_fit_are_refused(tmp_path, data):
+    wide = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    images = data.held_out.images.numpy()
+    for name, labels, rows in (("a", [3, 7], slice(2)), ("b", [7, 3, 3], slice(2, 5)), ("c", [3, 10], slice(5, 7))):
+        np.savez(tmp_path / f"{name}.npz", images=images[rows], labels=labels)
+    a, b, c = (str(tmp_path / f"{name}.npz") for name in "abc")
+    given, held_out = reading.load(a, b, image_shape=SHAPE, labelled=True)
+    assert (given.labels.tolist(), held_out.labels.tolist()) == ([3, 7], [7, 3, 3])
+    found = pal.auditing.membership(lambda: wide, wide.state_dict(), given, held_out, loss="cross_entropy")
+    L = nn.functional.cross_entropy(wide(given.images), torch.tensor([3, 7]), reduction="none").detach().double()
+    torch.testing.assert_close(found.traces, torch.log1p(1 / L), rtol=1e-5, atol=0)
+    for pair in ((a, c), (c, a)):
+        some = reading.load(*pair, image_shape=SHAPE, labelled=True)
+        with pytest.raises(InvalidInputError, match="3 to 10"):
+            pal.auditing.membership(lambda: wide, wide.state_dict(), *some, loss="cross_entropy")
+    folders = pictures(tmp_path / "given", ["3", "7"]), pictures(tmp_path / "others", ["3", "7"])
+    some = reading.load(*folders, image_shape=SHAPE, labelled=True)
+    with pytest.raises(InvalidInputError, match="2 sub-folders"):  # they would be classes 0 and 1
+        pal.auditing.membership(lambda: wide, wide.state_dict(), *some, loss="cross_entropy")
+    with pytest.raises(DataError):
+        reading.load(a, folders[1], image_shape=SHAPE, labelled=True)
+
+
+def test_grey_images_fit_a_network_that_sees_colour(tmp_path):
+    ours, theirs = pictures(tmp_path / "given", ["a"]), pictures(tmp_path / "others", ["a", "b"])
+    given, held_out = reading.load(ours, theirs, image_shape=(3, 8, 8), labelled=False)
+    assert given.images.shape == (1, 3, 8, 8)
+    assert torch.equal(held_out.images[:, 0], held_out.images[:, 2])
+    assert given.labels is None
+
+
+def test_too_few_held_out_images_name_nobody(files, data, tmp_path):
+    np.savez(tmp_path / "few.npz", images=data.held_out.images[:20].numpy())
+    out = tmp_path / "out"
+    assert command(files, "--initial", str(files / "start.pt"), "--out", str(out), held_out=tmp_path / "few.npz") == 0
+    rows = list(csv.DictReader((out / "membership.csv").open()))
+    assert {row["member_at_0.01"] for row in rows} == {"not resolvable"}
+    assert json.loads((out / "membership.json").read_text())["named"] == 0
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"held_out": "given"},
+        {"images": "nowhere"},
+        {"images": "start.pt"},
+        {"more": ("--loss", "cross_entropy")},
+        {"more": ("--statistic", "loss")},
+        {"more": ("--statistic", "span")},
+        {"more": ("--level", "0")},
+        {"more": ("--std", "0")},
+        {"more": ("--shape", "1,9,9")},
+    ],
+)
+def test_wrong_use_is_refused_in_one_sentence(more, files, tmp_path, capsys):
+    arguments = {key: value for key, value in more.items() if key != "more"}
+    assert command(files, "--out", str(tmp_path / "out"), *more.get("more", ()), **arguments) == 2
+    assert len(capsys.readouterr().err.strip().splitlines()[-1:]) == 1
+    assert not (tmp_path / "out").exists()
