@@ -33,8 +33,9 @@ class Truth:
         names: the names of the images' files, if they have any.
 
     Examples:
-        >>> Truth(torch.ones(2, 1, 4, 4), torch.tensor([0, 1]), mean=0.5, std=0.25).seen.unique()
-        tensor([2.])
+        >>> black_and_white = torch.stack([torch.zeros(1, 4, 4), torch.ones(1, 4, 4)])
+        >>> Truth(black_and_white, torch.tensor([0, 1]), mean=0.5, std=0.25).seen.unique()
+        tensor([-2.,  2.])
     """
 
     images: Tensor
