@@ -31,7 +31,7 @@ EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time
 NOT_CHOSEN = "not chosen by --rungs"
 NO_TIME = "the time ran out before; run the same command again with more --minutes"
 MISSING = (
-    "membership tests by shadow models (`palimpsest membership` tests given images without them)",
+    "membership tests by shadow models (the command membership tests given images without them)",
     "attacks that only query the network: model inversion, extraction",
     "gradient inversion through live batch normalisation",
     "searches with a generative model as the prior",
