@@ -92,7 +92,8 @@ def test_the_readme_shows_what_was_measured():
     names = ("cnn-50", "resnet-20", "mlp-minibatch", "mlp-adam", "mlp-500-checkpoints")
     files += [f"networks-in-use/{name}-seed*" for name in names]
     for row, pattern in zip(rows, files, strict=False):
-        ssim, recovered = read_back(pattern)
+        # beside SimuDy's number stands ours by the same measure
+        ssim, recovered = read_back(pattern, "ssim as SimuDy measures it" if "resnet" in pattern else "ssim")
         assert {f"{ssim:.2f}", f"{recovered:.0f}"} <= row, pattern
     ssim, recovered = read_back("published-loo-cifar10-100/loo-*")
     assert {f"{ssim:.2f}", f"{recovered:.0f}"} <= published[0]
@@ -107,10 +108,10 @@ def test_the_readme_shows_what_was_measured():
     assert f"{claims} of {draws:,}" in " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
 
 
-def read_back(pattern: str) -> tuple[float, float]:
+def read_back(pattern: str, measure: str = "ssim") -> tuple[float, float]:
     """Mean SSIM and number of recovered images of the result files with a name like this, averaged over seeds."""
     parts = [json.loads(file.read_bytes()) for file in (ROOT / "experiments" / "results").glob(pattern + ".json")]
-    return fmean(fmean(part["ssim"]) for part in parts), fmean(part["recovered"] for part in parts)
+    return fmean(fmean(part[measure]) for part in parts), fmean(part["recovered"] for part in parts)
 
 
 @pytest.mark.parametrize(("name", "page"), [("networks_in_use", "networks-in-use"), ("published", "published")])
