@@ -385,22 +385,13 @@ def test_too_few_held_out_images_name_nobody(files, data, tmp_path):
     assert json.loads((out / "membership.json").read_text())["named"] == 0
 
 
-@pytest.mark.parametrize(
-    "more",
-    [
-        {"held_out": "given"},
-        {"images": "nowhere"},
-        {"images": "start.pt"},
-        {"more": ("--loss", "cross_entropy")},
-        {"more": ("--statistic", "loss")},
-        {"more": ("--statistic", "span")},
-        {"more": ("--level", "0")},
-        {"more": ("--std", "0")},
-        {"more": ("--shape", "1,9,9")},
-    ],
-)
-def test_wrong_use_is_refused_in_one_sentence(more, files, tmp_path, capsys):
-    arguments = {key: value for key, value in more.items() if key != "more"}
-    assert command(files, "--out", str(tmp_path / "out"), *more.get("more", ()), **arguments) == 2
-    assert len(capsys.readouterr().err.strip().splitlines()[-1:]) == 1
+WRONG = "--loss cross_entropy", "--statistic loss", "--statistic span", "--level 0", "--std 0", "--shape 1,9,9"
+WRONG_FILES = {"held_out": "given"}, {"images": "nowhere"}, {"images": "start.pt"}
+
+
+@pytest.mark.parametrize(("words", "places"), [*(("", place) for place in WRONG_FILES), *((w, {}) for w in WRONG)])
+def test_wrong_use_is_refused_in_one_sentence(words, places, files, tmp_path, capsys):
+    assert command(files, "--out", str(tmp_path / "out"), *words.split(), **places) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert [line.startswith("palimpsest: ") for line in lines] == [False] * (len(lines) - 1) + [True]
     assert not (tmp_path / "out").exists()
