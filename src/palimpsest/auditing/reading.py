@@ -75,7 +75,7 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
         run = None
         try:
             if role != "positive" or trainable:
-                run = _read_once(case, plan, role, number)
+                run = read_once(case, plan, role, number)
         except OutOfTimeError as stopped:
             if finished:
                 note(f"out of time in {role} {number + 1}")
@@ -95,7 +95,7 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
     return runs, finished
 
 
-def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
+def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     """One reconstruction. It does not have any candidates if the numbers diverged."""
     path = case.folder / "runs" / f"{role}-{number}.safetensors"
     checkpoint = path.with_suffix(".checkpoint")
