@@ -72,8 +72,7 @@ def finished(folder: Path) -> list[fitting.Read]:
 
 
 def ship(every: Sequence[fitting.Read]) -> None:
-    fit = [each for each in every if each.network["seed"] in networks.FIT_SEEDS]
-    others = [each for each in every if each.network["seed"] in networks.VALIDATION_SEEDS]
+    fit, others = parts(every)
     names = chosen(fit)
     b = fitting.fit_map(fit, names)
     kinds = by_kind(others, fit, b)
@@ -85,6 +84,12 @@ def ship(every: Sequence[fitting.Read]) -> None:
     _write(TABLE, made | {"kinds": kinds, "empty networks": empty(others, b), "coefficients": b})
     page.figure(kinds, FIGURE)
     tables.write("ranking.md", page.table(kinds))
+
+
+def parts(every: Sequence[fitting.Read]) -> tuple[list[fitting.Read], list[fitting.Read]]:
+    """The networks of the fit, and those of the validation."""
+    fit = [each for each in every if each.network["seed"] in networks.FIT_SEEDS]
+    return fit, [each for each in every if each.network["seed"] in networks.VALIDATION_SEEDS]
 
 
 def chosen(fit: Sequence[fitting.Read]) -> tuple[str, ...]:

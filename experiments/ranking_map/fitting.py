@@ -13,8 +13,8 @@ from scipy.optimize import minimize
 from palimpsest.auditing.agreement import Agreed
 from palimpsest.auditing.ranking import Kind, features, probability
 
-FEATURES = ("constant", "agreement", "pixels", "colour", "agreement by pixels", "copies", "crowding", "explained",
-            "span", "agreement in span")  # fmt: skip
+FEATURES = ("constant", "agreement", "agreement above crowding, by pixels", "copies", "crowding", "explained",
+            "explained in span", "span")  # fmt: skip
 RIDGE = 1e-3
 BINS, FULL, OFF = 5, 20, 0.1  # a bin counts from 20 candidates on; its shares may differ by ten points
 

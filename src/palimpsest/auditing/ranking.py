@@ -54,22 +54,22 @@ def _family(model: nn.Module) -> str:
 def features(agreed: Agreed, kind: Kind) -> dict[str, Tensor]:
     """φ, the features of each candidate.
 
-    Aligned faces resemble each other, so restarts may agree on a face that does not exist. Agreement therefore counts
-    from the crowding, the likeness of different images. It counts more if there are more pixels to agree on.
+    Aligned faces resemble each other, so restarts may agree on a face that does not exist. Agreement therefore also
+    counts from the crowding, the likeness of different images, and more if there are more pixels to agree on. The span
+    has few dimensions, so restarts agree there more easily.
     """
-    crowding, pixels = agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
-    agreement = _nines((agreed.agreement - crowding) / (1 - crowding))
+    n, crowding, pixels = len(agreed), agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
+    explained, span = _nines(torch.full((n,), agreed.explained)), float(kind.within == "span")
+    above_crowding = _nines((agreed.agreement - crowding) / (1 - crowding))
     return {
-        "constant": torch.ones(len(agreed)),
-        "agreement": agreement,
-        "pixels": torch.full((len(agreed),), pixels),
-        "colour": torch.full((len(agreed),), float(agreed.images.ndim == 4 and agreed.images.shape[1] > 1)),
-        "agreement by pixels": pixels * agreement,
+        "constant": torch.ones(n),
+        "agreement": _nines(agreed.agreement),
+        "agreement above crowding, by pixels": pixels * above_crowding,
         "copies": agreed.copies.clamp_max(MOST_COPIES),
-        "crowding": torch.full((len(agreed),), crowding),
-        "explained": _nines(torch.full((len(agreed),), agreed.explained)),
-        "span": torch.full((len(agreed),), float(kind.within == "span")),
-        "agreement in span": float(kind.within == "span") * agreement,
+        "crowding": torch.full((n,), crowding),
+        "explained": explained,
+        "explained in span": span * explained,
+        "span": torch.full((n,), span),
     }
 
 
