@@ -13,7 +13,9 @@ import palimpsest as pal
 from audited import SHAPE, fitted_mlp
 from palimpsest.auditing import ranking
 from palimpsest.auditing.agreement import Agreed
+from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.shown import by_mixture, shows
+from palimpsest.auditing.subject import subject
 
 ROOT = Path(__file__).parents[1]
 SHIPPED, TABLE = (json.loads(path.read_text(encoding="utf-8")) for path in (command.SHIPPED, command.TABLE))
@@ -31,10 +33,9 @@ AGREED = Agreed(
     ],
 )
 def test_a_kind_is_what_an_audit_sees(layers, family):
-    examined = pal.auditing.subject.subject(
-        lambda: nn.Sequential(*layers), nn.Sequential(*layers).state_dict(), image_shape=SHAPE
-    )
-    plan = pal.auditing.plan.Plan("ntk", "span", (0.5,), 8, 10, 2, 0.1, 4, 1, 0)
+    model = nn.Sequential(*layers)
+    examined = subject(lambda: model, model.state_dict(), image_shape=SHAPE)
+    plan = Plan("ntk", "span", (0.5,), 8, 10, 2, 0.1, 4, 1, 0)
     found = ranking.kind(examined, plan)
     assert found == ranking.Kind("ntk", "span", family, "several" if family == "dense" else "one")
 
@@ -59,7 +60,8 @@ def test_the_shipped_map_passes_its_own_criterion():
     for row in TABLE["kinds"]:
         full = [each for each in row["bins"] if each["n"] >= 20]
         close = all(abs(each["estimated"] - each["observed"]) <= 0.1 for each in full)
-        assert row["calibrated"] == (close and any(each["bin"] == 4 for each in full))
+        enough = row["networks"] >= 3 and row["candidates"] >= 50
+        assert row["calibrated"] == (enough and close and any(each["bin"] == 4 for each in full))
     assert page.table(TABLE["kinds"]) in (ROOT / "docs" / "ranking.md").read_text(encoding="utf-8")
 
 
@@ -72,14 +74,15 @@ def test_the_table_is_that_of_the_results():
 
 
 def test_bins_that_are_off_or_missing_are_not_calibrated():
-    good = [
-        {"bin": 4, "n": 20, "estimated": 0.9, "observed": 0.82},
-        {"bin": 0, "n": 19, "estimated": 0.1, "observed": 1},
-    ]
-    assert fitting.calibrated(good)
-    assert not fitting.calibrated([good[0] | {"observed": 0.79}])
-    assert not fitting.calibrated([good[0] | {"n": 19}])
-    assert not fitting.calibrated([good[0], good[1] | {"n": 20}])
+    low = {"bin": 0, "n": 19, "estimated": 0.1, "observed": 1.0}
+    middle = {"bin": 2, "n": 20, "estimated": 0.5, "observed": 0.42}
+    high = {"bin": 4, "n": 20, "estimated": 0.9, "observed": 0.82}
+    assert fitting.calibrated([low, middle, high], 3)
+    assert not fitting.calibrated([low, middle, high], 2)
+    assert not fitting.calibrated([middle, high], 3)
+    assert not fitting.calibrated([low, middle, high | {"observed": 0.79}], 3)
+    assert not fitting.calibrated([low | {"n": 20}, middle, high], 3)
+    assert not fitting.calibrated([low, middle | {"n": 100}, high | {"n": 19}], 3)
 
 
 def test_the_fit_finds_the_map_behind_the_labels():

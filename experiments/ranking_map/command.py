@@ -115,7 +115,7 @@ def by_kind(others: Sequence[fitting.Read], fit: Sequence[fitting.Read], b: dict
         rows.append({
             "kind": vars(kind), "networks": len(these), "in fit": sum(each.kind == kind for each in fit),
             "candidates": sum(int(each.shown.sum()) for each in these), "bins": bins,
-            "calibrated": fitting.calibrated(bins),
+            "calibrated": fitting.calibrated(bins, len(these)),
         })  # fmt: skip
     return rows
 

@@ -17,6 +17,7 @@ FEATURES = ("constant", "agreement", "agreement above crowding, by pixels", "cop
             "explained in span", "span")  # fmt: skip
 RIDGE = 1e-3
 BINS, FULL, OFF = 5, 20, 0.1  # a bin counts from 20 candidates on; its shares may differ by ten points
+NETWORKS, CANDIDATES = 3, 50  # that the validation of a kind needs at least
 
 
 @dataclass(frozen=True)
@@ -99,11 +100,12 @@ def bins(every: Sequence[Read], b: Mapping[str, float]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def calibrated(rows: Sequence[Mapping[str, Any]]) -> bool:
+def calibrated(rows: Sequence[Mapping[str, Any]], networks: int) -> bool:
     """Whether estimated and observed shares agree in every full bin, and the highest bin is full.
 
     Claims rest on the highest bin. If nobody saw candidates there, a high probability was never put to the test.
     """
     full = [row for row in rows if row["n"] >= FULL]
+    enough = networks >= NETWORKS and sum(row["n"] for row in rows) >= CANDIDATES
     highest = any(row["bin"] == BINS - 1 for row in full)
-    return highest and all(abs(row["estimated"] - row["observed"]) <= OFF for row in full)
+    return enough and highest and all(abs(row["estimated"] - row["observed"]) <= OFF for row in full)
