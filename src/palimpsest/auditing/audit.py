@@ -189,7 +189,7 @@ def _climb(case: Case, found: Preflight) -> Audit:
         folder.mkdir(exist_ok=True)
         note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
         options = replace(case.options, samples=attacker.samples)
-        share = _share(attacker, read=attempts, ahead=queue[i:])
+        share = share_of_time(attacker, read=attempts, ahead=queue[i:])
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
         try:
             attempts[name] = attempt(inner, attacker, found)
@@ -207,7 +207,7 @@ def _climb(case: Case, found: Preflight) -> Audit:
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
 
 
-def _share(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
+def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
     """The share of the time left that a rung may use. Rungs that were read keep what their plans left."""
     kept = (1 - MARGIN) * sum(EFFORT[name] for name in read)
     return EFFORT[attacker.name] / (kept + sum(EFFORT[each.name] for each in ahead))
