@@ -1,6 +1,8 @@
 """The time of an audit: plans, further restarts, and the limit, on a machine whose clock the tests turn."""
 
 import json
+import math
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +11,10 @@ import torch
 import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp
 from killing import report
-from palimpsest.auditing import further, plan, reading, speed
-from palimpsest.auditing.case import Clock, OutOfTimeError
+from palimpsest.auditing import controls, further, plan, reading, speed
+from palimpsest.auditing.case import Case, Clock, OutOfTimeError
 from palimpsest.auditing.ladder import NO_TIME
+from palimpsest.auditing.options import Options
 from palimpsest.errors import InvalidInputError
 
 OURS = fitted_mlp(steps=20)
@@ -181,6 +184,28 @@ def test_the_clock_stops_a_run_whose_next_record_would_be_late(monkeypatch):
     now[0] = 80.0  # the next one is expected at 120
     with pytest.raises(OutOfTimeError):
         clock.on_record(None, {})
+
+
+def test_the_clock_stops_the_training_of_a_control(tmp_path):
+    case = Case(tmp_path, "", OURS, Options(samples=7), None, torch.device("cpu"), Clock(-math.inf))
+    made = plan.Plan("ntk", "everywhere", (0.5,), 14, 100, 2, 0.1, 7, 400, 0)
+    with pytest.raises(OutOfTimeError):
+        controls.positive_control(case, made)
+    assert not (tmp_path / "control.safetensors").exists()
+
+
+def test_the_first_steps_of_a_slow_network_serve_as_its_speed(monkeypatch):
+    now = [0.0]
+
+    def training(*_, steps, **__):
+        now[0] += 20.0 * steps
+
+    monkeypatch.setattr(speed, "train", training)
+    monkeypatch.setattr(speed.time, "monotonic", lambda: now[0])
+    case = Case(Path(), "", OURS, Options(), None, torch.device("cpu"), Clock(0.0))
+    made = plan.Plan("ntk", "everywhere", (0.5,), 14, 100, 2, 0.1, 7, 400, 0)
+    assert speed._training_rate(case, made) == pytest.approx(1 / 20)
+    assert now[0] == 20.0 * speed.WARM_UP_STEPS
 
 
 def test_the_cost_of_a_plan_counts_everything():
