@@ -25,7 +25,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from provenance import made_by
-from torch import nn
+from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.datasets import DataSet
@@ -52,9 +52,9 @@ def convolutional() -> nn.Module:
     )  # fmt: skip
 
 
-def prepared(kind: str, data: DataSet, folder: Path) -> None:
-    """Train a network, and write its weights and images as a user has them."""
-    torch.manual_seed(SEEDS[kind])
+def trained(kind: str, data: DataSet, seed: int) -> tuple[dict[str, Tensor], nn.Module]:
+    """The initial weights of a network, and the trained network."""
+    torch.manual_seed(seed)
     model = {"dense": dense, "convolutional": convolutional}[kind]()
     start = copy.deepcopy(model.state_dict())
     rule = torch.optim.SGD(model.parameters(), lr=RATES[kind], momentum=0.9)
@@ -66,6 +66,12 @@ def prepared(kind: str, data: DataSet, folder: Path) -> None:
             rule.step()
         if float((model(x).flatten() - y).detach().abs().max()) < TOLERANCE:
             break
+    return start, model
+
+
+def prepared(kind: str, data: DataSet, folder: Path) -> None:
+    """Train a network, and write its weights and images as a user has them."""
+    start, model = trained(kind, data, SEEDS[kind])
     torch.save(start, folder / "start.pt")
     torch.save(model.state_dict(), folder / "final.pt")
     np.save(folder / "mean.npy", data.mean.numpy())

@@ -174,6 +174,11 @@ def test_a_time_that_is_too_short_for_every_rung_is_refused(machine, tmp_path):
     assert audited(tmp_path / "audit", minutes=enough).readings
 
 
+def test_a_busy_moment_does_not_refuse_an_audit(machine, tmp_path):
+    machine(later(3, 0.1, 60.0))  # the first measurement ends before that, the second one after
+    assert audited(tmp_path / "audit", rungs=["W0"]).finished
+
+
 def test_the_clock_stops_a_run_whose_next_record_would_be_late(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(Clock, "now", lambda *_: now[0])
