@@ -119,19 +119,19 @@ TWICE: tuple[dict, ...] = (  # kinds of which the fit has two networks, and the 
     CIFAR | {"per_class": 10},
     {"data": "mnist", "per_class": 5, "training": "adam"},
     CLASSES | {"data": "mnist", "per_class": 1, "training": "mini-batches"},
-)
-ONCE: tuple[dict, ...] = (  # one in the fit, and one in the validation
     SMALL | FINAL | {"per_class": 5, "loss": "logistic"},
     SMALL | FINAL | CLASSES | {"per_class": 1},
+    {"data": "mnist", "per_class": 5, "training": "adam", "rungs": ("O",), "steps": 400},
+    SMALL | CNN | CLASSES | {"per_class": 1},
+    {"data": "mnist", "per_class": 1, "classes": True, "training": "adam"},
+)
+ONCE: tuple[dict, ...] = (  # one in the fit, and one in the validation
     {"data": "faces", "per_class": 5, "permuted": True},
     SMALL | {"per_class": 10, "training": "palimpsest"},
     SMALL | {"per_class": 5, "training": "noise"},
     {"data": "faces", "per_class": 5, "tangents": 2, "steps": 400},
     {"data": "faces", "per_class": 20, "training": "decay", "steps": 400},
     FINAL | CLASSES | {"data": "mnist", "per_class": 1},
-    {"data": "mnist", "per_class": 5, "training": "adam", "rungs": ("O",), "steps": 400},
-    SMALL | CNN | CLASSES | {"per_class": 1},
-    {"data": "mnist", "per_class": 1, "classes": True, "training": "adam"},
     SMALL | CNN | {"per_class": 5, "permuted": True},
 )
 CHECKPOINTS: tuple[dict, ...] = (
