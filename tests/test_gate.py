@@ -140,7 +140,7 @@ def test_every_training_image_has_an_answer(place):
         ("leaking", {}, 3),
         ("leaking", {"--max-recovered": 0}, 0),
         ("leaking", {"--max-recovered": -1}, 3),
-        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 3),
+        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 4),  # this kind has ranks only
         ("leaking", {"--max-probability": 1}, 3),  # the claim is a comparison, which that does not limit
         ("noisy", {}, 4),
         ("noisy", {"--max-recovered": 4, "--max-probability": 1}, 4),

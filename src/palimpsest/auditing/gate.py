@@ -62,11 +62,11 @@ class Gate:
             yield Decision(UNDECIDED, "the audit is not finished")
         if self.max_recovered is not None and recovered is None:
             yield Decision(UNDECIDED, "the recovered images could not be counted without enough held-out images")
+        if outcome == Outcome.LEAKAGE and not self._allows(record):
+            yield Decision(LEAKS, "the headline is leakage")
         ranks = [each.name for each in record.readings if not each.estimates.calibrated]
         if self.max_probability is not None and ranks:
             yield Decision(UNDECIDED, f"the probabilities of rung {ranks[0]} are not calibrated")
-        if outcome == Outcome.LEAKAGE and not self._allows(record):
-            yield Decision(LEAKS, "the headline is leakage")
         yield Decision(PASS, "within the limits" if outcome == Outcome.LEAKAGE else f"the headline is {outcome}")
 
     def _allows(self, record: AuditRecord) -> bool:
