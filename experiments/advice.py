@@ -18,6 +18,7 @@ import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -44,7 +45,6 @@ BATCH, MOMENTUM, CLOSE, EPOCHS, LONG = 10, 0.9, 0.05, 300, 2000
 SCORED = 20  # held-out images of each class that a recovered image must beat; the accuracy is on all of them
 δ, CLIP, DP_EPOCHS, DP_RATE = 1e-3, 0.1, 10, 0.2  # of DP-SGD; chosen for accuracy on seeds 90 and 91
 SEGMENTS = 2  # of rung C: one checkpoint on the way
-STATE, INITIAL = "strip the optimiser's state", "keep the initial weights and the seed"
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ def trained(kind: Kind, data: DataSet, seed: int, measure: Measure, *, epochs: i
             v = MOMENTUM * v + δ_w * c  # θ and its momentum, without the images
             c -= η * v
         done = epoch == epochs or (measure.epochs is None and error(model, x, y) < CLOSE)
-        if done or epoch % max(1, epochs // 100) == 0:
+        if done or epoch <= 100 or epoch % max(1, epochs // 100) == 0:  # the weights move most at first
             states.append(copy.deepcopy(model.state_dict()))
             kept.append(c)
         if done:
@@ -244,11 +244,105 @@ def accuracy(model: nn.Module, data: DataSet, part: Any) -> float:
     return round(float((model(data.centred(part.images)).flatten() * part.labels > 0).double().mean()), 3)
 
 
+# --- tables --------------------------------------------------------------------------------------------
+
+Rows = list[dict[str, Any]]
+WITHHELD = {
+    "O": [("strip the optimiser's state", "O", "W")],
+    "W0": [("keep the initial weights and the seed", "W0", "W")],
+    "C": [
+        ("keep all checkpoints; before: three of them", "C4", "W0"),
+        ("publish one checkpoint on the way instead of three", "C4", "C2"),
+        ("publish three checkpoints on the way instead of seven", "C8", "C4"),
+    ],
+}  # measures that change which rung an attacker stands on: before and after, in the baseline
+
+
+def cell(rows: Rows, network: str, before: tuple[str, str], after: tuple[str, str]) -> dict[str, Any] | None:
+    """Recovered images and accuracy for two pairs of measure and rung: means over the seeds that have both."""
+    of = {(row["measure"], row["seed"]): row for row in rows if row["network"] == network}
+    pairs = [(of[before[0], seed], row) for (says, seed), row in of.items() if says == after[0]]
+    pairs = [(a, b) for a, b in pairs if before[1] in a["rungs"] and after[1] in b["rungs"]]
+    if not pairs:
+        return None
+
+    def count(row_rungs: list[tuple[dict, str]]) -> list[float]:
+        recovered = fmean(row["rungs"][rung]["recovered"] for row, rung in row_rungs)
+        return [round(recovered, 1), row_rungs[0][0]["images"]]
+
+    firsts, seconds = zip(*pairs, strict=True)
+    return {
+        "before": count([(row, before[1]) for row in firsts]),
+        "after": count([(row, after[1]) for row in seconds]),
+        "accuracy": [round(fmean(row["accuracy"]["held out"] for row in part), 3) for part in (firsts, seconds)],
+    }
+
+
+def shipped(rows: Rows) -> dict[str, Any]:
+    """The table of audit reports; `palimpsest.auditing.advice` says what it holds."""
+    none = BASELINE.says
+    rungs = {}
+    for rung, withheld in WITHHELD.items():
+        at = "C2" if rung == "C" else rung
+        pairs = [(says, (none, a), (none, b)) for says, a, b in withheld]
+        pairs += [(m.says, (none, at), (m.says, rung)) for m in MEASURES[1:]]
+        found = []
+        for says, before, after in pairs:
+            networks = {name: cell(rows, name, before, after) for name in PER_CLASS}
+            if any(networks.values()):
+                found.append({"measure": says, "networks": {k: v for k, v in networks.items() if v}})
+        rungs[rung] = sorted(found, key=left_over)
+    return made_by_rows(rows) | {"rungs": rungs}
+
+
+def left_over(row: dict[str, Any]) -> float:
+    """The share of the images that a measure leaves to the attacker, on the worse network."""
+    return max(each["after"][0] / each["after"][1] for each in row["networks"].values())
+
+
+def made_by_rows(rows: Rows) -> dict[str, Any]:
+    return {"command": COMMAND, "commits": sorted({row["commit"] for row in rows})}
+
+
+def page(rows: Rows) -> str:
+    """All measures: recovered images on each rung, and the accuracy."""
+    lines = []
+    for name in PER_CLASS:
+        for measure in MEASURES:
+            of = [row for row in rows if row["network"] == name and row["measure"] == measure.says]
+            if of:
+                says = f"{name}, {measure.says}" if measure is not BASELINE else f"**{name}, no measure**"
+                lines.append([says, len(of), of[0]["images"], *recovered(of), *accuracies(of)])
+    columns = ["network, measure", "seeds", "images", *RUNGS, "accuracy, new images", "accuracy, training images"]
+    return tables.markdown(columns, lines)
+
+
+RUNGS = ("W", "W0", "C, 1 on the way", "C, 3", "C, 7", "O")
+
+
+def recovered(of: Rows) -> Iterator[str]:
+    for names in (("W",), ("W0",), ("C", "C2"), ("C4",), ("C8",), ("O",)):
+        found = [row["rungs"][name]["recovered"] for row in of for name in names if name in row["rungs"]]
+        yield f"{fmean(found):g}" if found else ""
+
+
+def accuracies(of: Rows) -> Iterator[str]:
+    for part in ("held out", "training"):
+        yield f"{100 * fmean(row['accuracy'][part] for row in of):.0f} %"
+
+
+def write_tables(rows: Rows) -> None:
+    tables.write(PAGE, page(rows))
+    SHIPPED.write_text(json.dumps(shipped(rows), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", action="store_true")
     parser.add_argument("--tables", action="store_true")
     options = parser.parse_args()
+    if not options.tables and find_spec("opacus") is None:
+        parser.error("DP-SGD needs Opacus; run pip install palimpsest[dp]")
     if options.small:
         for kind, seed, measure in JOBS[: len(MEASURES)]:
             read(replace(kind, width=32), seed, measure, steps=2, epochs=9)
@@ -259,6 +353,7 @@ def main() -> None:
         if (kind.says, seed, measure.says) not in known:
             rows.append(read(kind, seed, measure, steps=STEPS, epochs=LONG))
             RESULTS.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_tables(rows)
 
 
 if __name__ == "__main__":
