@@ -22,7 +22,7 @@ def test_a_small_version_reads_every_rung_of_a_measure(measure):
     (chosen,) = [each for each in advice.MEASURES if each.says.startswith(measure)]
     if chosen.ε is not None:
         pytest.importorskip("opacus")
-    row = advice.read(SMALL, 0, chosen, steps=1, epochs=8)
+    row = advice.read(SMALL, 0, chosen, chosen.rungs, steps=1, epochs=8)
     assert tuple(row["rungs"]) == chosen.rungs
     assert (row["rungs"]["W0"]["ways"] > 1) == (chosen.layers is None)  # a frozen first layer does not show directions
     assert row["accuracy"].keys() == {"training", "held out"}
@@ -56,8 +56,8 @@ def test_the_recipe_tells_what_weight_decay_left_of_the_start():
 
 
 def row(measure, seed, accuracy, **rungs):
-    counts = {rung: {"recovered": count} for rung, count in rungs.items()}
-    return {"network": "dense", "measure": measure, "seed": seed, "images": 40, "rungs": counts, "commit": "c",
+    counts = {rung: {"recovered": count, "commit": "c"} for rung, count in rungs.items()}
+    return {"network": "dense", "measure": measure, "seed": seed, "images": 40, "rungs": counts,
             "accuracy": {"held out": accuracy, "training": 1.0}}  # fmt: skip
 
 
