@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from itertools import pairwise
@@ -306,24 +306,27 @@ def made_by_rows(rows: Rows) -> dict[str, Any]:
     return {"command": COMMAND, "commits": sorted({each["commit"] for row in rows for each in row["rungs"].values()})}
 
 
+RUNGS = {"W": ("W",), "W0": ("W0",), "C, 1 on the way": ("C", "C2"), "C, 3": ("C4",), "C, 7": ("C8",), "O": ("O",)}
+
+
 def page(rows: Rows) -> str:
-    """All measures: recovered images on each rung, and the accuracy."""
+    """All measures: recovered images on each rung that was read, and the accuracy."""
+    read_at = {rung for row in rows for rung in row["rungs"]}
+    shown = {says: rungs for says, rungs in RUNGS.items() if read_at & set(rungs)}
     lines = []
     for name in PER_CLASS:
         for measure in MEASURES:
             of = [row for row in rows if row["network"] == name and row["measure"] == measure.says]
             if of:
                 says = f"{name}, {measure.says}" if measure is not BASELINE else f"**{name}, no measure**"
-                lines.append([says, len(of), of[0]["images"], *recovered(of), *accuracies(of)])
-    columns = ["network, measure", "seeds", "images", *RUNGS, "accuracy, new images", "accuracy, training images"]
-    return tables.markdown(columns, lines)
+                lines.append([says, len(of), of[0]["images"], *recovered(of, shown.values()), *accuracies(of)])
+    return tables.markdown(
+        ["network, measure", "seeds", "images", *shown, "accuracy, new images", "accuracy, training images"], lines
+    )
 
 
-RUNGS = ("W", "W0", "C, 1 on the way", "C, 3", "C, 7", "O")
-
-
-def recovered(of: Rows) -> Iterator[str]:
-    for names in (("W",), ("W0",), ("C", "C2"), ("C4",), ("C8",), ("O",)):
+def recovered(of: Rows, rungs: Iterable[Sequence[str]]) -> Iterator[str]:
+    for names in rungs:
         found = [row["rungs"][name]["recovered"] for row in of for name in names if name in row["rungs"]]
         yield f"{fmean(found):g}" if found else ""
 
