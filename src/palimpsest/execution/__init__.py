@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from torch.distributed import ProcessGroup
 
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import fusion
@@ -35,15 +36,19 @@ class Execution:
         memory: gigabytes for the intermediate results of a step. None is half of the free memory. Candidates that need
             more are processed in chunks, with the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa. float64 is never rounded.
+        processes: a torch.distributed group whose processes share the candidates, such as
+            ``torch.distributed.group.WORLD``. Each makes the same calls, and each gets the result. None is this process
+            alone.
 
     Examples:
         >>> Execution(mode="eager", memory=2.0)
-        Execution(mode='eager', memory=2.0, tf32=True)
+        Execution(mode='eager', memory=2.0, tf32=True, processes=None)
     """
 
     mode: Mode = "auto"
     memory: float | None = None
     tf32: bool = True
+    processes: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", *MODES):

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.solver.state import State
 
@@ -50,11 +52,11 @@ class Checkpoint(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_at = time.monotonic()
 
-    def resume(self, fresh: State) -> State:
-        """The saved state if there is one, else the fresh one."""
+    def saved(self, fresh: State) -> State | None:
+        """The saved state, if there is one; in main memory."""
         if not self.path.exists():
-            return fresh
-        saved = State.load(self.path, self.fingerprint, fresh.x.device)
+            return None
+        saved = State.load(self.path, self.fingerprint, torch.device("cpu"))
         if not saved.continues(fresh):
             raise CheckpointError(f"{self.path} does not fit this problem; delete it and start again")
         return saved
