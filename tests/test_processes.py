@@ -1,6 +1,8 @@
 """One reconstruction on several processes: the same result, the same files, and an end if a process ends."""
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.cli.main import main
+from palimpsest.execution.processes import Processes
 from several_processes import CASES
 
 HERE = Path(__file__).parent
@@ -22,12 +25,17 @@ TRAIN = ["train", "--data", "faces", "--per-class", "2", "--hidden", "8", "--los
 def folder(tmp_path_factory):
     """The results of tests/several_processes.py, and a run folder in which one of three processes was killed."""
     folder = tmp_path_factory.mktemp("processes")
-    assert main([*TRAIN, "--out", str(folder / "run")]) == 0
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    assert main([*TRAIN, "--out", str(folder / "trained")]) == 0
+    shutil.copytree(folder / "trained", folder / "run")
     script = [sys.executable, str(HERE / "several_processes.py"), str(folder)]
-    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return folder
+
+
+def environment() -> dict[str, str]:
+    own = {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    return os.environ | own
 
 
 def same(a: object, b: object) -> bool:
@@ -74,23 +82,45 @@ def test_only_the_first_process_writes(folder):
     assert not (folder / "nowhere").exists()
 
 
-def test_a_killed_process_ends_the_others_and_the_run_can_be_resumed(folder, capsys):
-    import json
-
+def test_a_killed_process_ends_the_others_and_the_run_can_be_resumed(folder):
     ended = json.loads((folder / "killed.json").read_text())
     assert ended["statuses"] == [1, -signal.SIGKILL, 1]
     assert ended["seconds"] < 10
     for rank in (0, 2):
-        said = (folder / f"stderr-{rank}.txt").read_text()
-        assert "Traceback" not in said
-        assert sum("palimpsest:" in line for line in said.splitlines()) == 1
-    assert main(["reconstruct", str(folder / "run"), "--steps", "4000", "--splitting", "without"]) == 0
-    assert "resumes at step" in (folder / "run" / "log.txt").read_text()
+        assert "Traceback" not in ended["said"][rank]
+        assert sum("palimpsest:" in line for line in ended["said"][rank].splitlines()) == 1
+    run = folder / "run"  # two processes went on in it
+    assert "resumes at step" in (run / "log.txt").read_text()
+    assert (run / "reconstruction.safetensors").exists()
+    assert not (run / "checkpoint.safetensors").exists()
+
+
+def test_torchrun_ends_if_a_process_is_killed(folder, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(folder / "trained", run)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "palimpsest"]
+    arguments = ["reconstruct", str(run), "--steps", "100000", "--splitting", "without"]
+    with (tmp_path / "said.txt").open("w") as said:
+        torchrun = subprocess.Popen([*launcher, *arguments], env=environment(), stderr=said, stdout=said)
+    try:
+        while not list((run / "snapshots").glob("*.safetensors")):
+            assert torchrun.poll() is None, (tmp_path / "said.txt").read_text()
+            time.sleep(0.05)
+        os.kill(process_with(rank=1, launcher=torchrun.pid), signal.SIGKILL)
+        assert torchrun.wait(timeout=10) == 1
+    finally:
+        torchrun.kill()
+    said = (tmp_path / "said.txt").read_text()
+    assert sum(line.startswith("palimpsest:") for line in said.splitlines()) == 1
+    assert (run / "checkpoint.safetensors").exists()
+
+
+def process_with(rank: int, launcher: int) -> int:
+    children = map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split())
+    return next(pid for pid in children if f"RANK={rank}\0".encode() in Path(f"/proc/{pid}/environ").read_bytes())
 
 
 def test_more_processes_than_candidates_are_refused():
-    from palimpsest.execution.processes import Processes
-
     many = Processes()
     many.count = 4
     with pytest.raises(pal.errors.InvalidInputError, match="at most 3"):

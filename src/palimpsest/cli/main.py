@@ -73,7 +73,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1, of_all=True)
+        return _complain(
+            "there is not enough memory; use fewer --candidates, or a smaller network", status=1, of_all=True
+        )
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
 
