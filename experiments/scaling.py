@@ -253,7 +253,12 @@ def tables(found: dict[str, Any]) -> str:
             cells = [f"{images:,}", gpus, f"{e['step']:.3f}", "yes" if e["chunked"] else "no", f"{e['hours']:.2f}"]
             rows.append([*cells, f"{gpus * e['hours']:.1f}", f"{e['communication']:.1%}"])
     columns = ["images", "GPUs", "s per step", "in chunks", "hours", "GPU hours", "share of communication"]
-    return "\n".join([*parts, "### Extrapolated, not measured: ResNet-18 on H200\n", markdown(columns, rows)])
+    parts += ["### Extrapolated, not measured: ResNet-18 on H200\n", markdown(columns, rows)]
+    (a, b), waits = line(), [(gpus, communication(gpus)) for gpus in BUS]
+    rows = [["fixed cost of a step", "", f"{1e3 * a:.1f}", f"{a / b:.0f}"]]
+    rows += [[f"all-reduce, {p} GPUs", f"{BUS[p] / 1e9:.0f}", f"{1e3 * t:.2f}", f"{t / b:.1f}"] for p, t in waits]
+    parts += [markdown(["part of a step", "assumed GB/s", "ms", "takes as long as this many candidates"], rows)]
+    return "\n".join(parts)
 
 
 def figure(found: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def same(a: object, b: object) -> bool:
         return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
     if isinstance(a, list):
         return len(a) == len(b) and all(map(same, a, b))
-    return a == pytest.approx(b, rel=1e-8, abs=1e-10) if isinstance(a, float) else a == b
+    return a == pytest.approx(b, rel=1e-10, abs=1e-10) if isinstance(a, float) else a == b
 
 
 def loaded(folder: Path, name: str) -> dict:
@@ -107,7 +107,7 @@ def test_torchrun_ends_if_a_process_is_killed(folder, tmp_path):
             assert torchrun.poll() is None, (tmp_path / "said.txt").read_text()
             time.sleep(0.05)
         os.kill(process_with(rank=1, launcher=torchrun.pid), signal.SIGKILL)
-        assert torchrun.wait(timeout=10) == 1
+        assert torchrun.wait(timeout=100) == 1  # torchrun takes its time to explain
     finally:
         torchrun.kill()
     said = (tmp_path / "said.txt").read_text()

@@ -6,15 +6,17 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
-from torch.distributed import ProcessGroup
 
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import fusion
 from palimpsest.execution.graph import Graph, Program, Tensors, copies
 from palimpsest.execution.precision import matrix_products
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 WORTH_COMPILING = 20_000  # steps: compiling takes ten to thirty seconds and saves a third of each step
 

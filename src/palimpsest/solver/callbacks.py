@@ -15,7 +15,7 @@ from palimpsest.solver.state import State
 class Callback:
     """Watches a run. Subclass it, override the methods you need, and pass it as ``callbacks=[…]``.
 
-    Every state that a callback receives is finite.
+    Every state that a callback receives is finite. On several processes the first one calls it, with all candidates.
 
     Examples:
         >>> import palimpsest as pal
