@@ -140,9 +140,7 @@ def joined_by_torchrun(device: torch.device) -> Iterator[dist.ProcessGroup | Non
         yield None
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
-    if (
-        device.type == "cpu"
-    ):  # torchrun ends all if one has ended; a GPU's host could be waiting, deaf to Python's signals
+    if device.type == "cpu":  # with a GPU, Python could be waiting for it, and would not react to torchrun's signal
         signal.signal(signal.SIGTERM, _on_signal)
     yield dist.group.WORLD
     signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -186,7 +186,7 @@ class Solver:
     def _scheduled(self, state: State, step: int) -> Scheduled:
         """The schedule of a step. Priors are means over candidates, so those of a share count in proportion."""
         now = self.schedule.at(state, step)
-        return now._replace(prior_strength=now.prior_strength * len(state.x) / len(state.ids))
+        return now._replace(prior_strength=now.prior_strength * (len(state.x) / len(state.ids)))
 
     def _advance(self, tensors: Tensors, row: Tensor, *, watch: bool) -> Tensors | None:
         """One gradient step on L with its priors, in place, by a row of the schedule."""
@@ -200,7 +200,7 @@ class Solver:
             penalty = now.prior_strength * self.prior.value(self.space.images(x), λ / unit)
             loss = objective.norm_squared(e) / self.T2
             penalty = penalty * (self.loss_unit / self.T2)
-            watched = {"loss": loss, "penalty": penalty, "gradient": (2 * halves[0].norm()).square()}
+            watched = {"loss": loss, "penalty": penalty, "gradient": 2 * halves[0].norm()}
         penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
         raw, rate = self.settings.units, self.settings.optimiser.learning_rate
         of_λ = (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
@@ -212,6 +212,7 @@ class Solver:
         """One entry of the history. Phase I waits for the device, and for the other processes' numbers, only here."""
         mine = torch.stack([t.double() for t in watched.values()]).to(state.x.device)
         mine[0] /= self.processes.count  # each knows the whole loss; their mean is one number for all
+        mine[2].square_()  # ‖∇‖² adds up
         loss, penalty, square = self.processes.total({"": mine})[""].tolist()
         if not math.isfinite(loss + penalty):
             raise DivergenceError(state.step, DIVERGED)
