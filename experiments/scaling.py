@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from performance import shown
 from provenance import made_by
 from tables import DOCS, END, START, markdown
 from torch import nn
@@ -44,7 +45,6 @@ MILLION = 1_000_000
 RUNS, RUN_STEPS = {20: 63.0, 50: 103.0, 100: 167.0}, 2500
 PARAMETERS = 11_173_962
 BUS = {8: 300e9, 64: 40e9}  # assumed bytes per second of an all-reduce, by GPUs: within one host, and between eight
-CHUNKED = 1.5  # assumed cost of a step in chunks: its forward and backward pass for v is done twice
 ROOM = 70e9  # bytes of a GPU for the intermediate results of a step: half of its memory
 
 
@@ -207,14 +207,15 @@ def communication(gpus: int) -> float:
     return 2 * (gpus - 1) / gpus * 4 * PARAMETERS / BUS[gpus]
 
 
-def extrapolated(images: int, gpus: int, each: float) -> dict[str, float]:
-    """A step, and a run of 2,500, with one candidate for each image; ``each`` candidate takes so many bytes."""
+def extrapolated(images: int, gpus: int, found: dict[str, Any]) -> dict[str, float]:
+    """A step, and a run of 2,500, with one candidate for each image. Chunks cost as much as they do on the CPU."""
     a, b = line()
     share = -(-images // gpus)
-    factor = CHUNKED if share * each > ROOM else 1.0
+    chunked = share * found["bytes of a ResNet-18 candidate"] > ROOM
+    factor = found["chunks"]["in chunks"] / found["chunks"]["at once"] if chunked else 1.0
     compute, wait = a + factor * b * share, communication(gpus)
     step = compute + wait
-    return {"step": step, "hours": RUN_STEPS * step / 3600, "communication": wait / step, "chunked": factor > 1}
+    return {"step": step, "hours": RUN_STEPS * step / 3600, "communication": wait / step, "chunked": chunked}
 
 
 def resnet_bytes() -> float:
@@ -240,7 +241,7 @@ def tables(found: dict[str, Any]) -> str:
     row.append(f"{m['2 processes'] / m['1 process']:.2f}")
     parts += [markdown(["candidates", "MB of one process", "MB of each of two", "ratio"], [row])]
     for name, unit in (("by candidates", "candidates"), ("by parameters", "parameters"), ("by pixels", "pixels")):
-        cells = [[f"{int(n):,}", f"{ms:.1f}", f"{1e3 * ms / int(n):.3g}"] for n, ms in found[name].items()]
+        cells = [[f"{int(n):,}", f"{ms:.1f}", shown(1e3 * ms / int(n))] for n, ms in found[name].items()]
         parts += [f"### A step {name}\n", markdown([unit, "ms", f"µs per {unit[:-1]}"], cells)]
     c = found["chunks"]
     parts += [
@@ -253,7 +254,7 @@ def tables(found: dict[str, Any]) -> str:
     rows = []
     for images in (1000, 10_000, 50_000):
         for gpus in BUS:
-            e = extrapolated(images, gpus, found["bytes of a ResNet-18 candidate"])
+            e = extrapolated(images, gpus, found)
             cells = [f"{images:,}", gpus, f"{e['step']:.3f}", "yes" if e["chunked"] else "no", f"{e['hours']:.2f}"]
             rows.append([*cells, f"{gpus * e['hours']:.1f}", f"{e['communication']:.1%}"])
     columns = ["images", "GPUs", "s per step", "in chunks", "hours", "GPU hours", "share of communication"]
@@ -271,8 +272,8 @@ def figure(found: dict[str, Any]) -> None:
     drawn = Figure(figsize=(10, 3.2), layout="constrained")
     panels = drawn.subplots(1, 3)
     for panel, name in zip(panels, ("by candidates", "by parameters"), strict=False):
-        panel.loglog([int(n) for n in found[name]], list(found[name].values()), "o-")
-        panel.set(xlabel=name.removeprefix("by "), ylabel="ms per step", title=f"measured on a CPU, {name}")
+        panel.plot([int(n) for n in found[name]], list(found[name].values()), "o-")
+        panel.set(xlabel=name.removeprefix("by "), ylabel="ms per step", title="measured on a CPU", xlim=0, ylim=0)
     shares = [2**j for j in range(13)]
     a, b = line()
     for gpus in BUS:
@@ -307,6 +308,11 @@ def main() -> int:
             port = free.getsockname()[1]
         torch.multiprocessing.spawn(measure, (options.out, options.only, port), nprocs=2)
         found = json.loads(options.out.read_text(encoding="utf-8")) | {"bytes of a ResNet-18 candidate": resnet_bytes()}
+        found["model"] = {
+            "seconds on one H200 by candidates": RUNS,
+            "steps": RUN_STEPS,
+            "assumed bytes per second": BUS,
+        }
         options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         return 0
     PAGE.write_text(rewritten(page), encoding="utf-8")

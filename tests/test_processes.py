@@ -1,5 +1,6 @@
 """One reconstruction on several processes: the same result, the same files, and an end if a process ends."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -23,14 +24,24 @@ TRAIN = ["train", "--data", "faces", "--per-class", "2", "--hidden", "8", "--los
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The results of tests/several_processes.py, and a run folder in which one of three processes was killed."""
-    folder = tmp_path_factory.mktemp("processes")
+    """The results of tests/several_processes.py, which runs once, whatever the number of pytest's workers."""
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    with (shared / "processes.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (shared / "processes" / "killed.json").exists():
+            make(shared / "processes")
+    return shared / "processes"
+
+
+def make(folder: Path) -> None:
+    """Train into a run folder, and reconstruct on several processes."""
+    folder.mkdir()
     assert main([*TRAIN, "--out", str(folder / "trained")]) == 0
     shutil.copytree(folder / "trained", folder / "run")
     script = [sys.executable, str(HERE / "several_processes.py"), str(folder)]
     done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    return folder
 
 
 def environment() -> dict[str, str]:
