@@ -14,12 +14,14 @@ import torch
 
 import palimpsest as pal
 from audited import mlp, trained, truth
+from palimpsest.auditing.advice import measured
 from palimpsest.auditing.handover import calibrated, summary
 from palimpsest.auditing.page import render_audit
 from palimpsest.cli.main import main
 from palimpsest.files import storage
 from palimpsest.files.versions import source_digest
 from palimpsest.report.pictures import data_uri, shown
+from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -258,3 +260,17 @@ def test_it_prints_on_a4_with_the_summary_on_a_page_of_its_own(audited, html, tm
     assert {(round(float(width)), round(float(height))) for width, height in sizes} == {(595, 842)}
     start, end = html.index('<section id="ladder">'), html.index('<section id="files">')
     assert len(pages(html[:start] + html[end:])) == 2  # the first page and the last
+
+
+# --- how to lower the risk -----------------------------------------------------------------------
+
+
+def test_advice_is_for_the_rungs_that_leak(plain):
+    leaking = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.LEAKAGE))
+    listed = [row[0] for row in Sections(render_audit(leaking, None, "net")).rows["advice"]]
+    measures = {rung: [row["measure"] for row in rows] for rung, rows in measured().items()}
+    assert listed == ["measure", *measures["W0"]]
+    assert "DP-SGD, ε = 8" in listed
+    assert not set(listed) & (set(measures["O"]) - set(measures["W0"]))
+    nothing = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.UNDECIDED))
+    assert Sections(render_audit(nothing, None, "net")).rows["advice"] == []

@@ -1,11 +1,10 @@
 """The report of an audit: a summary to hand over, evidence, preflight, controls, limits, advice, and checksums."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import resources
 from typing import Any
 
+from palimpsest.auditing.advice import applicable
 from palimpsest.auditing.checksums import Checksums
 from palimpsest.auditing.handover import calibrated, summary
 from palimpsest.auditing.images import answers, by_class
@@ -62,7 +61,7 @@ def render_audit(
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,
-        advice=json.loads(resources.files("palimpsest.auditing").joinpath("advice.json").read_text())["rows"],
+        advice=applicable(audit),
         settings={"Plan": plan},
         files={**given, "settings": settings or {}, "versions": code},
     )
