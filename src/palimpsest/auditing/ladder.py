@@ -27,7 +27,7 @@ MATERIAL: dict[Name, str] = {
     "T": "the training images",
 }
 ORDER: tuple[RungName, ...] = ("C", "W0", "O", "W")  # in which rungs are read: if time runs out, the weakest is missing
-EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
+EFFORT: dict[Name, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
 NOT_CHOSEN = "not chosen by --rungs"
 NO_TIME = "the time ran out before; run the same command again with more --minutes"
 MISSING = (
@@ -131,6 +131,6 @@ def _way(subject: Subject, found: Preflight) -> Attacker:
 def _optimiser(subject: Subject) -> Attacker:
     if subject.moment is None:
         refused = [remark for remark in subject.remarks if remark.startswith(NOT_READ)]
-        return Attacker("O", None, refused[0] if refused else "not in the file of the trained weights")
+        return Attacker("O", None, refused[0] if refused else "not in the file of the final weights")
     why = "the first moment is a sum of the last gradients at the images"
     return Attacker("O", "gradient", why, directions=images_of_moment(subject))

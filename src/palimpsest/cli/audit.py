@@ -1,5 +1,6 @@
 """`palimpsest audit`."""
 
+import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import tyro
 
 from palimpsest import auditing
 from palimpsest.auditing import truth
+from palimpsest.auditing.handover import LOSSES
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
 from palimpsest.files.schema import check_options
@@ -30,7 +32,7 @@ class AuditCommand:
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
-    """The trained weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
+    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     network_args: str | None = None
@@ -89,12 +91,40 @@ class AuditCommand:
                 redact=self.redact,
                 **vars(self.options),
             )
-        print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
+        print(*found.summary, *self._membership(found), printable(f"The report is {found.report}"), sep="\n")
         if gate is None:
             return 0
         decision = gate.decide(auditing.load(self.out))
         print(f"Gate: status {decision.status}, because {decision.reason}.")
         return decision.status
+
+    def _membership(self, found: auditing.Audit) -> list[str]:
+        """The command that tests membership, if there are images for it: an audit does not say who is a member."""
+        if self.data is None or self.held_out is None:
+            return []
+        several, change = found.preflight.outputs > 1, found.preflight.related is True
+        same = (
+            "network",
+            "network_args",
+            "weights",
+            "key",
+            "initial",
+            "initial_key",
+            "checkpoints",
+            "updates",
+            "shape",
+        )
+        words = {"out": f"{self.out}-membership", **{name: getattr(self, name) for name in same}, "images": self.data}
+        words |= {"held_out": self.held_out, "mean": self.mean, "std": self.std}
+        words |= {} if change else {"loss": "cross_entropy" if several else "logistic"}
+        command = ["palimpsest", "membership"]
+        for name, value in words.items():
+            values = value if isinstance(value, tuple) else () if value is None else (value,)
+            command += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+        remark = (
+            "" if change else f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
+        )
+        return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
 
     def _gate(self) -> auditing.Gate | None:
         if not self.gate and (self.max_recovered, self.max_probability) != (None, None):
