@@ -85,11 +85,11 @@ def test_classes_in_another_order_are_noticed():
     assert "exchanged" in exchanged
 
 
-@pytest.mark.parametrize(("outputs", "mean"), [(1, 0.0), (10, -1.0)])
-def test_a_wrong_mean_is_noticed_and_the_right_one_named(outputs, mean):
+@pytest.mark.parametrize(("outputs", "mean"), [(1, 0.0), (10, -2.0)])
+def test_a_wrong_mean_is_noticed(outputs, mean):
     (doubt,) = examined(outputs, truth=replace(FITTED[outputs][2], mean=mean))
     assert "--mean" in doubt
-    assert "0.5 and" in doubt
+    assert ("0.5 and" in doubt) == (outputs == 1)  # several fit ten classes
 
 
 def test_images_that_were_not_trained_on_raise_no_doubt_about_other_files():

@@ -108,4 +108,4 @@ def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: Fit) -> st
     best = min(fits, key=lambda name: fits[name].scatter)
     if not fits[best].far_better_than(fit):
         return None
-    return f"--mean and --std may be wrong: the network fits the given images far better with {best}"
+    return f"--mean and --std may be wrong: the network fits the given images far better, for example, with {best}"
