@@ -62,7 +62,6 @@ KINDS = (
     Kind("CNN, three convolutions, average pooling", "pooled", 50, ("initial weights", "checkpoints")),
     Kind("MLP 3072–1000–1000–10", "mlp", 100, rate=0.02, classes=10),
     Kind("CNN, two convolutions, two dense layers, ten classes", "cnn", 50, rate=0.02, classes=10),
-    Kind("CNN, average pooling, ten classes", "pooled", 50, ("initial weights", "checkpoints"), rate=0.02, classes=10),
 )
 
 

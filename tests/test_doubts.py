@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import palimpsest as pal
-from palimpsest.auditing.doubts import Fit, doubts
+from palimpsest.auditing.doubts import FitToClasses, doubts
 from palimpsest.auditing.subject import subject
 
 SHAPE = (1, 8, 8)
@@ -104,13 +104,13 @@ def test_images_that_were_not_trained_on_raise_no_doubt_about_other_files():
 def test_the_fit_does_not_depend_on_scale_or_order():
     torch.manual_seed(0)
     outputs, labels = torch.randn(30, 3), torch.arange(30) % 3
-    plain, scaled = Fit.of(outputs, labels), Fit.of(5 * outputs + 1, labels)
+    plain, scaled = FitToClasses.of(outputs, labels), FitToClasses.of(5 * outputs + 1, labels)
     assert plain.scatter == pytest.approx(scaled.scatter)
-    assert plain.scatter == pytest.approx(Fit.of(outputs, (labels + 1) % 3).scatter)
+    assert plain.scatter == pytest.approx(FitToClasses.of(outputs, (labels + 1) % 3).scatter)
     Φ = outputs.double()
     inside = sum(float((Φ[labels == y] - Φ[labels == y].mean(0)).square().sum()) for y in range(3))
     assert plain.scatter == pytest.approx(inside / float((Φ - Φ.mean(0)).square().sum()))
-    assert Fit.of(torch.ones(4, 1), torch.tensor([0, 0, 1, 1])).scatter == 1
+    assert FitToClasses.of(torch.ones(4, 1), torch.tensor([0, 0, 1, 1])).scatter == 1
 
 
 def test_doubts_are_on_the_first_page_in_the_log_and_in_the_record(tmp_path, caplog):

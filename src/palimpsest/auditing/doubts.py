@@ -33,7 +33,7 @@ COMMON = {
 
 
 @dataclass(frozen=True)
-class Fit:
+class FitToClasses:
     """How well outputs fit classes."""
 
     accuracy: float
@@ -47,7 +47,7 @@ class Fit:
         total = float((Φ - Φ.mean(0)).square().sum())
         return cls(accuracy(outputs, labels), float((Φ - means).square().sum()) / total if total > 0 else 1.0)
 
-    def far_better_than(self, other: "Fit") -> bool:
+    def far_better_than(self, other: "FitToClasses") -> bool:
         classifies = self.accuracy >= max(GOOD, other.accuracy + MARGIN)
         return classifies or self.scatter <= min(CLEAR, other.scatter / TIMES)
 
@@ -59,9 +59,9 @@ def doubts(subject: Subject, truth: Truth | None) -> tuple[str, ...]:
 
 def _of_the_images(subject: Subject, truth: Truth) -> Iterator[str]:
     labels, outputs = truth.labels_for(subject.outputs), truth.outputs(subject.model)
-    fit = Fit.of(outputs, labels)
+    fit = FitToClasses.of(outputs, labels)
     if subject.initial is not None and subject.start_given:
-        before = Fit.of(truth.outputs(_at_start(subject)), labels)
+        before = FitToClasses.of(truth.outputs(_at_start(subject)), labels)
         if before.far_better_than(fit) and before.accuracy > fit.accuracy:
             share = f"{before.accuracy:.0%} of the given images correctly, and the final ones {fit.accuracy:.0%}"
             yield f"the files --weights and --initial may be swapped: the initial weights classify {share}"
@@ -94,17 +94,17 @@ def _other_order(outputs: Tensor, labels: Tensor) -> str | None:
     return f"the classes may be numbered differently: {', '.join(moved[:3])}{', …' if len(moved) > 3 else ''}"
 
 
-def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: Fit) -> str | None:
+def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: FitToClasses) -> str | None:
     """Another mean and standard deviation, under which the network fits the images far better."""
     x = truth.images
     scales = {"those of the given images, by channel": (x.mean((0, 2, 3)), x.std((0, 2, 3))),
               "the mean of the given images and 1": (x.mean(0), 1.0)}  # fmt: skip
-    fits: dict[str, Fit] = {}
+    fits: dict[str, FitToClasses] = {}
     for name, values in (COMMON | scales).items():
         mean, std = (torch.as_tensor(v, dtype=x.dtype) for v in values)
         mean, std = (v.view(-1, 1, 1) if v.ndim == 1 else v for v in (mean, std))
         if mean.ndim != 3 or len(mean) == len(x[0]):
-            fits[name] = Fit.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
+            fits[name] = FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
     best = min(fits, key=lambda name: fits[name].scatter)
     if not fits[best].far_better_than(fit):
         return None
