@@ -71,8 +71,7 @@ def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
         in_layer = audit.samples in (found.samples, audit.attacker.directions)
         counted = "counted in the first layer" if in_layer else "as given"
         count = f"{audit.samples}, {counted}"
-    score = " The images themselves serve the scores only." if audit.score else ""
-    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"
+    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}."
 
 
 def _effort(audit: Reading) -> str:
