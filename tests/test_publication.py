@@ -1,11 +1,14 @@
 """May these files be published? The answers that follow from the rungs of the ladder."""
 
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+import palimpsest as pal
+from audited import SHAPE, mlp
 from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.publication import SETS, Answer, publications
@@ -78,7 +81,7 @@ def test_a_trace_of_the_whole_set_exposes_no_single_image_but_is_not_published()
     whole = replace(reading("W", recovered=[0]), comparison=compared(members, others))
     assert whole.as_a_whole
     first, *_ = publications(list(rungs(W=whole, W0=reading("W0", recovered=[0, 1]))))
-    assert (first.answer, "as a whole" in first.reason) == (NO, True)
+    assert (first.answer, first.exposes, "as a whole" in first.reason) == (NO, 0, True)
     both = publications(list(rungs(W=whole, W0=reading("W0", recovered=[1, 2]))))[2]
     assert both.exposes == 2  # matches that chance can explain are not counted
 
@@ -91,6 +94,20 @@ def test_nothing_found_is_no_answer_if_something_is_missing():
     assert answers(publications(late))[:3] == [UNTESTED, UNTESTED, NOTHING]
     suspicion = reading("W", UNDECIDED, found=True)
     assert answers(publications(list(rungs(W=suspicion)))) == [UNSURE] * 5
+
+
+def test_a_reading_that_finds_less_does_not_contradict_the_one_before_it(tmp_path, monkeypatch):
+    """W leaks and W0, which knows more, reads nothing: publishing both is no better, and the ladder says so."""
+    outcomes = {"W": LEAKAGE, "W0": NO_EVIDENCE}
+
+    def read(case, attacker, found, *, looks):
+        return reading(attacker.name, outcomes[attacker.name], likely=1)
+
+    monkeypatch.setattr(sys.modules["palimpsest.auditing.audit"], "read", read)
+    found = pal.audit(mlp, OURS.model.state_dict(), initial=OURS.initial, image_shape=SHAPE, out=tmp_path / "audit")
+    assert [rung.despite for rung in found.rungs] == ["", "W", "", "", ""]
+    assert "W leaks already" in found.report.read_text()
+    assert set(answers(found.publications)) == {NO}
 
 
 def test_wrong_files_make_nothing_found_undecided_and_leave_a_leak():

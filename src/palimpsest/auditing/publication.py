@@ -110,10 +110,10 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     return Answer.NO_EVIDENCE, "", 0
 
 
-def _exposed(leaking: Sequence[Reading]) -> tuple[str, int | None]:
+def _exposed(leaking: Sequence[Reading]) -> tuple[str, int]:
     """The images that these readings expose together, in words and in number."""
     if all(each.as_a_whole for each in leaking):
-        return "the weights hold a trace of the training set as a whole", leaking[-1].exposes
+        return "the weights hold a trace of the training set as a whole", 0
     single = [each for each in leaking if not each.as_a_whole]
     count = sum(each.beyond(single[:i]) or 0 if i else each.exposes or 0 for i, each in enumerate(single))
     comparison = single[0].comparison

@@ -18,10 +18,10 @@ from palimpsest.runs.journal import printable
 
 @dataclass
 class AuditCommand:
-    """Audit a network that was trained elsewhere: can its training images be read out of its weights?
+    """Audit a network that was trained elsewhere: may its weights be published?
 
-    Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
-    likeliest candidates with their probabilities, and controls. After an interruption, run the same command again.
+    Needs the code of the network and its final weights, but not the training images. Says for each set of files whether
+    it may be published, and writes report.html with the evidence. After an interruption, run the same command again.
 
         palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
             --shape 3,32,32
@@ -38,7 +38,7 @@ class AuditCommand:
     network_args: str | None = None
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
-    """The weights before training, if known. They allow far better reconstructions."""
+    """The initial weights, before training, if known. They allow far better reconstructions."""
     checkpoints: tuple[Path, ...] = ()
     """Weights on the way, if known: files, folders, or patterns in quotes. They allow even better ones."""
     updates: tuple[Path, ...] = ()

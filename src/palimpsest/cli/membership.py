@@ -38,7 +38,7 @@ class MembershipCommand:
     network_args: str | None = None
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
-    """The weights before training. Without them or checkpoints, little can be told."""
+    """The initial weights, before training. Without them or checkpoints, little can be told."""
     checkpoints: tuple[Path, ...] = ()
     """Weights on the way, if known: files, folders, or patterns in quotes."""
     updates: tuple[Path, ...] = ()
