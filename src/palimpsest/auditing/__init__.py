@@ -17,7 +17,7 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Evidence
 
 __all__ = [
-    "Answer", "Attacker", "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Given", "Membership", "Options",
-    "Preflight", "Publication", "Reading", "Rung", "Subject", "Truth", "audit", "compare", "load", "membership", "preflight",
-    "recovery_under_noise", "subject",
+    "Answer", "Attacker", "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Given", "Membership",
+    "Options", "Preflight", "Publication", "Reading", "Rung", "Subject", "Truth", "audit", "compare", "load",
+    "membership", "preflight", "recovery_under_noise", "subject",
 ]  # fmt: skip

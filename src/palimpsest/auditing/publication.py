@@ -96,7 +96,7 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     verdict = decisive(read).verdict if read else None
     if verdict is not None and verdict.found:
         return Answer.UNDECIDED, _plain(verdict.sentence), None
-    for rung in strongest:
+    for rung in (*strongest, *(rung for rung in rungs if rung.failed)):
         if rung.reading is None:
             reason = f"{rung.attacker.adds} could not be read ({rung.reason})" if rung.failed else rung.reason
             return Answer.UNDECIDED if rung.failed else Answer.NOT_TESTED, reason, None
