@@ -129,9 +129,10 @@ def _warnings(old: AuditRecord, new: AuditRecord) -> Iterator[str]:
         if x != y:
             yield f"the {what} {'differ' if x and y else 'were given to one audit only'}"
     was, now = _rungs(old), _rungs(new)
+    adds: dict[str, str] = {**MATERIAL}
     for name in EFFORT:
         if (name in was) != (name in now):
-            yield f"only the {'old' if name in was else 'new'} audit read {MATERIAL[name]} (rung {name})"
+            yield f"only the {'old' if name in was else 'new'} audit read {adds[name]} (rung {name})"
     for before, after in ((was[name], now[name]) for name in EFFORT if name in was and name in now):
         if differing := [name for name in before.plan if before.plan[name] != after.plan.get(name)]:
             values = [f"{name} {_plain(before.plan[name])} and {_plain(after.plan.get(name))}" for name in differing]

@@ -27,7 +27,7 @@ MATERIAL: dict[Name, str] = {
     "T": "the training images",
 }
 ORDER: tuple[RungName, ...] = ("C", "W0", "O", "W")  # in which rungs are read: if time runs out, the weakest is missing
-EFFORT: dict[Name, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
+EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
 NOT_CHOSEN = "not chosen by --rungs"
 NO_TIME = "the time ran out before; run the same command again with more --minutes"
 MISSING = (

@@ -1,6 +1,7 @@
 """`palimpsest audit`."""
 
 import shlex
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ import tyro
 from palimpsest import auditing
 from palimpsest.auditing import truth
 from palimpsest.auditing.handover import LOSSES
+from palimpsest.cli import shared
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
 from palimpsest.files.schema import check_options
@@ -74,6 +76,8 @@ class AuditCommand:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
         elif self.held_out is not None or (self.mean, self.std) != ("0", "1"):
             raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
+        started = (time.monotonic() - shared.began) / 60  # loading programs and images counts, too
+        options = vars(self.options) | {"minutes": max(self.options.minutes - started, self.options.minutes / 10)}
         with resumable():
             found = auditing.audit(
                 self.network,
@@ -89,7 +93,7 @@ class AuditCommand:
                 truth=known,
                 device=torch_device(self.device),
                 redact=self.redact,
-                **vars(self.options),
+                **options,
             )
         print(*found.summary, *self._membership(found), printable(f"The report is {found.report}"), sep="\n")
         if gate is None:
@@ -103,17 +107,7 @@ class AuditCommand:
         if self.data is None or self.held_out is None:
             return []
         several, change = found.preflight.outputs > 1, found.preflight.related is True
-        same = (
-            "network",
-            "network_args",
-            "weights",
-            "key",
-            "initial",
-            "initial_key",
-            "checkpoints",
-            "updates",
-            "shape",
-        )
+        same = "network network_args weights key initial initial_key checkpoints updates shape".split()
         words = {"out": f"{self.out}-membership", **{name: getattr(self, name) for name in same}, "images": self.data}
         words |= {"held_out": self.held_out, "mean": self.mean, "std": self.std}
         words |= {} if change else {"loss": "cross_entropy" if several else "logistic"}
