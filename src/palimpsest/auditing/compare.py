@@ -129,7 +129,7 @@ def _warnings(old: AuditRecord, new: AuditRecord) -> Iterator[str]:
         if x != y:
             yield f"the {what} {'differ' if x and y else 'were given to one audit only'}"
     was, now = _rungs(old), _rungs(new)
-    adds: dict[str, str] = {**MATERIAL}
+    adds = {str(name): words for name, words in MATERIAL.items()}
     for name in EFFORT:
         if (name in was) != (name in now):
             yield f"only the {'old' if name in was else 'new'} audit read {adds[name]} (rung {name})"
