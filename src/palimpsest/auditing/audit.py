@@ -27,6 +27,7 @@ from palimpsest.auditing import record
 from palimpsest.auditing.attack import Attempt, attempt, judged
 from palimpsest.auditing.case import Case, Clock, TooShortError
 from palimpsest.auditing.checksums import checksums
+from palimpsest.auditing.doubts import doubts
 from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
@@ -44,6 +45,7 @@ from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
+from palimpsest.scoring import Outcome
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
 RESERVE, LEAST_RESERVE = 0.05, 5.0  # share of the time, and seconds, kept for ranking, scoring and the report
@@ -88,7 +90,7 @@ def audit(
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
             ``"path/to/file.py:function"``. It is called several times. ``lambda: model`` also works.
-        weights: the trained weights, a state dict or a file that holds one. If it is a training checkpoint with the
+        weights: the final weights, a state dict or a file that holds one. If it is a training checkpoint with the
             state of Adam, or of SGD with momentum, the audit also reads that state.
         image_shape: channels, height and width of the network's input.
         out: the run folder. If it holds this audit unfinished, the audit continues there.
@@ -155,7 +157,7 @@ def audit(
         case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
-        result = _climb(case, found)
+        result = _climb(case, found, _doubts(case))
         _save(case, result)
         settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
         page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
@@ -170,7 +172,7 @@ def _kept(sources: Any) -> Any:
     return list(sources) if isinstance(sources, Iterator) else sources
 
 
-def _climb(case: Case, found: Preflight) -> Audit:
+def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     """Read each rung that has its material. Each may claim leakage, so each counts as one look."""
     ladder = attackers(case.subject, found, case.options, scored=case.truth is not None)
     chosen = case.options.rungs or ORDER
@@ -204,7 +206,7 @@ def _climb(case: Case, found: Preflight) -> Audit:
                 raise
     read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
     readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
-    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
+    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs)
 
 
 def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
@@ -230,7 +232,9 @@ def _rungs(
             rungs.append(Rung(attacker, None, reasons[attacker.name], failed=attacker.name in failed))
         else:
             lower = [rung.reading for rung in rungs if rung.reading is not None]
-            rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower)))
+            above = [each.attacker.name for each in lower if each.verdict.outcome is Outcome.LEAKAGE]
+            despite = above[0] if above and reading.verdict.outcome is not Outcome.LEAKAGE else ""
+            rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower), despite=despite))
     return tuple(rungs)
 
 
@@ -244,6 +248,14 @@ def _preflight(case: Case) -> Preflight:
             note(f"classes: {', '.join(named[:MOST_CLASSES])}{', …' if len(named) > MOST_CLASSES else ''}")
         note(f"the network classifies {case.truth.accuracy(case.subject.model):.0%} of the given images correctly")
     return found
+
+
+def _doubts(case: Case) -> tuple[str, ...]:
+    """Signs that the given files are wrong, also in the log."""
+    signs = doubts(case.subject, case.truth)
+    for sign in signs:
+        note(f"check the files: {sign}")
+    return signs
 
 
 def _save(case: Case, result: Audit) -> None:

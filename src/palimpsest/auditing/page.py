@@ -6,7 +6,7 @@ from typing import Any
 
 from palimpsest.auditing.advice import applicable
 from palimpsest.auditing.checksums import Checksums
-from palimpsest.auditing.handover import calibrated, summary
+from palimpsest.auditing.handover import calibrated, membership_test, summary
 from palimpsest.auditing.images import answers, by_class
 from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
@@ -55,6 +55,7 @@ def render_audit(
         redacted=redact,
         given=given,
         summary=summary(audit, given),
+        membership=membership_test(audit.preflight, change_known=audit.preflight.related is True),
         classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),

@@ -51,11 +51,13 @@ class Subject:
     segments: tuple[tuple[Weights, Weights], ...] = ()
     """The weights before and after each segment of the training, if some on the way are known."""
     moment: Weights | None = None
-    """The first moment in the optimiser's state, if the file of the trained weights holds one."""
+    """The first moment in the optimiser's state, if the file of the final weights holds one."""
     optimiser: Mapping[str, Any] | None = None
     """The state dict that holds this moment."""
     start_given: bool = True
     """Whether `initial` was given itself. If not, it is the first checkpoint."""
+    doubts: tuple[str, ...] = ()
+    """Signs that a wrong file was given."""
 
 
 def subject(
@@ -76,7 +78,7 @@ def subject(
 
     Args:
         network: a function that makes the network, or its place, as for `pal.audit`.
-        trained: the trained weights, a state dict or a file that holds one.
+        trained: the final weights, a state dict or a file that holds one.
         network_args: keyword arguments of that function.
         initial: the weights before training, if known.
         image_shape: channels, height and width of the network's input.
@@ -103,13 +105,13 @@ def subject(
     make = factory(network) if isinstance(network, str) else network
     fresh = guarded(partial(make, **(network_args or {})), shape)
     model = fresh()
-    end = _fitted(model, trained, key, "the trained weights")
+    end = _fitted(model, trained, key, "the final weights")
     start = None if initial is None else _fitted(model, initial, initial_key, "the initial weights")
     model.load_state_dict(end.tensors)
     with _refusing_failures(shape):
         smoothing.check(model, probe(shape), PROBE_SHARPNESS)
     outputs = math.prod(_outputs(model, shape).shape[1:])
-    remarks = [f"the trained weights are those of {end}"]
+    remarks = [f"the final weights are those of {end}"]
     remarks += [] if start is None else [f"the initial weights are those of {start}"]
     segments, more = _segments(model, start, end, checkpoints, updates, key)
     moment, about = _moment(model, end.optimiser)
@@ -117,7 +119,10 @@ def subject(
     known = None if first is None else dict(first)
     told = (*remarks, *more, *about)
     optimiser = moment and end.optimiser
-    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None)
+    return Subject(
+        model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None,
+        doubts=_later(start, end),
+    )  # fmt: skip
 
 
 def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:
@@ -125,6 +130,15 @@ def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: st
     found = weights.find(source, key)
     fitted = weights.fitted(model, found.tensors, what=f"{what} ({found.source})")
     return replace(found, tensors={name: t.clone() for name, t in fitted.items()})
+
+
+def _later(start: weights.Found | None, end: weights.Found) -> tuple[str, ...]:
+    """A doubt if the initial weights come from a later step or epoch than the final ones."""
+    for name, step in () if start is None else start.counters.items():
+        if step > end.counters.get(name, step):
+            count = f"{name} is {step:g} in the initial weights and {end.counters[name]:g} in the final ones"
+            return (f"the files --weights and --initial may be swapped: {count}",)
+    return ()
 
 
 def _segments(
@@ -164,7 +178,7 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
         return None, [f"{NOT_READ}: {error}"]
     if not any(bool(m.any()) for m in moment.values()):
         return None, [f"{NOT_READ}: its first moment is zero"]
-    return moment, ["the file of the trained weights also holds the optimiser's state"]
+    return moment, ["the file of the final weights also holds the optimiser's state"]
 
 
 # --- the author's code ---------------------------------------------------------------------------

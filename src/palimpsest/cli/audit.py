@@ -1,5 +1,6 @@
 """`palimpsest audit`."""
 
+import shlex
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -9,6 +10,7 @@ import tyro
 
 from palimpsest import auditing
 from palimpsest.auditing import truth
+from palimpsest.auditing.handover import LOSSES
 from palimpsest.cli import shared
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
@@ -18,10 +20,10 @@ from palimpsest.runs.journal import printable
 
 @dataclass
 class AuditCommand:
-    """Audit a network that was trained elsewhere: can its training images be read out of its weights?
+    """Audit a network that was trained elsewhere: may its weights be published?
 
-    Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
-    likeliest candidates with their probabilities, and controls. After an interruption, run the same command again.
+    Needs the code of the network and its final weights, but not the training images. Says for each set of files whether
+    it may be published, and writes report.html with the evidence. After an interruption, run the same command again.
 
         palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
             --shape 3,32,32
@@ -32,13 +34,13 @@ class AuditCommand:
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
-    """The trained weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
+    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     network_args: str | None = None
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
-    """The weights before training, if known. They allow far better reconstructions."""
+    """The initial weights, before training, if known. They allow far better reconstructions."""
     checkpoints: tuple[Path, ...] = ()
     """Weights on the way, if known: files, folders, or patterns in quotes. They allow even better ones."""
     updates: tuple[Path, ...] = ()
@@ -93,12 +95,30 @@ class AuditCommand:
                 redact=self.redact,
                 **options,
             )
-        print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
+        print(*found.summary, *self._membership(found), printable(f"The report is {found.report}"), sep="\n")
         if gate is None:
             return 0
         decision = gate.decide(auditing.load(self.out))
         print(f"Gate: status {decision.status}, because {decision.reason}.")
         return decision.status
+
+    def _membership(self, found: auditing.Audit) -> list[str]:
+        """The command that tests membership, if there are images for it: an audit does not say who is a member."""
+        if self.data is None or self.held_out is None:
+            return []
+        several, change = found.preflight.outputs > 1, found.preflight.related is True
+        same = "network network_args weights key initial initial_key checkpoints updates shape".split()
+        words = {"out": f"{self.out}-membership", **{name: getattr(self, name) for name in same}, "images": self.data}
+        words |= {"held_out": self.held_out, "mean": self.mean, "std": self.std}
+        words |= {} if change else {"loss": "cross_entropy" if several else "logistic"}
+        command = ["palimpsest", "membership"]
+        for name, value in words.items():
+            values = value if isinstance(value, tuple) else () if value is None else (value,)
+            command += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+        remark = (
+            "" if change else f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
+        )
+        return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
 
     def _gate(self) -> auditing.Gate | None:
         if not self.gate and (self.max_recovered, self.max_probability) != (None, None):
