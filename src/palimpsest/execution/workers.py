@@ -2,26 +2,29 @@
 
 A part is a function without arguments that can be pickled, such as ``functools.partial(work, input)``. Any executor of
 the kind of ``concurrent.futures`` runs parts. Dask's repeats a part whose worker died, so a lost machine costs its part
-only. Parts do not share anything, so their results do not depend on where they run.
+only. Parts do not share anything, so the results do not depend on where they run.
 """
 
 import asyncio
 import os
+import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
-from typing import TypeVar
+from threading import Lock
+from typing import Any, TypeVar
 
 import torch
 
-from palimpsest.errors import InvalidInputError, WorkerLostError
+from palimpsest.errors import InvalidInputError, PalimpsestError, WorkerLostError
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
 SECONDS = 5.0  # to reach a scheduler
+_one_at_a_time = Lock()  # random numbers belong to a process, and a worker of Dask may have several threads
 
 
 def completed(
@@ -45,7 +48,7 @@ def completed(
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "Sending large graph")  # weights are large, and sent on purpose
             for key, part in parts.items():
-                submitted[executor.submit(part)] = key
+                submitted[executor.submit(_run, _sealed(part))] = key
         for future in as_completed(submitted):
             yield submitted[future], lambda future=future: _result(future)  # type: ignore[misc]
     finally:
@@ -53,11 +56,36 @@ def completed(
             future.cancel()
 
 
+def _sealed(part: Callable[[], Any]) -> bytes:
+    """The part in bytes, which only its worker opens: a scheduler on the way need not know the code of a network."""
+    try:
+        from cloudpickle import dumps  # comes with Dask, and also takes functions that are not in a module
+    except ImportError:
+        from pickle import dumps
+    try:
+        return dumps(part)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        advice = "give the network as package.module:function"
+        raise InvalidInputError(f"this cannot be sent to a worker ({error}); {advice}") from error
+
+
+def _run(sealed: bytes) -> Any:
+    with _one_at_a_time:
+        try:
+            part = pickle.loads(sealed)
+        except (ImportError, PalimpsestError) as error:
+            advice = "a worker needs the same packages, and the code of the network at the same place"
+            raise InvalidInputError(f"{error}; {advice}") from error
+        return part()
+
+
 def _result(future: Future[Result]) -> Result:
-    dask = sys.modules.get("distributed")
+    lost: tuple[type[BaseException], ...] = (BrokenExecutor, CancelledError)
+    if dask := sys.modules.get("distributed"):
+        lost += (dask.KilledWorker,)
     try:
         return future.result()
-    except (BrokenExecutor, CancelledError, *((dask.KilledWorker,) if dask else ())) as error:
+    except lost as error:
         advice = "give the workers more memory if they ran out of it, and run the same command again"
         raise WorkerLostError(f"the worker of a part was lost; {advice}") from error
 
