@@ -1,9 +1,9 @@
 """One rung of the ladder: all stages from the plan to the verdict."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from palimpsest.auditing.agreement import Run, agree, contributing
-from palimpsest.auditing.case import Case
+from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker
@@ -20,12 +20,29 @@ from palimpsest.runs.journal import note
 from palimpsest.scoring import score
 
 
-def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Reading:
-    """Read the weights with this attacker's knowledge. ``looks`` is the number of rungs that may claim leakage."""
+@dataclass
+class Attempt:
+    """A rung whose plan was followed, before its verdict. Further restarts may join its runs."""
+
+    case: Case  # its owner stands for the plan, too
+    attacker: Attacker
+    plan: Plan
+    floor: float | None
+    runs: dict[str, list[Run]]
+    finished: bool  # whether there was time for the whole plan
+
+
+def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
+    """Read the weights with this attacker's knowledge, as planned."""
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
-    runs, finished = read_all(case, plan)
+    return Attempt(case, attacker, plan, unexplained, *read_all(case, plan))
+
+
+def judged(tried: Attempt, *, looks: int) -> Reading:
+    """The verdict on a rung. ``looks`` is the number of rungs that may claim leakage."""
+    case, plan, runs = tried.case, tried.plan, tried.runs
     ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     evidence = Evidence(
@@ -33,20 +50,19 @@ def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Rea
         negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
-        floor=unexplained,
+        floor=tried.floor,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,
         samples=case.options.samples,
         controls=case.options.controls,
-        finished=finished,
+        finished=tried.finished,
         looks=looks,
     )
-    verdict = replace(judge(evidence), of=attacker.name)
     return Reading(
         **vars(evidence),
-        attacker=attacker,
-        verdict=verdict,
+        attacker=tried.attacker,
+        verdict=replace(judge(evidence), of=tried.attacker.name),
         plan=plan,
         candidates=candidates,
         score=scored,
@@ -72,7 +88,12 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     if case.options.complete:
         return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
     note("measuring the speed of this machine")
-    return timed_plan(plan, case.options, measured_budget(case, plan))
+    budget = measured_budget(case, plan)
+    plan = timed_plan(plan, case.options, budget)
+    cost = budget.cost(plan, controls=case.options.controls)
+    if case.options.steps is None and cost > case.clock.seconds_left:  # not even the fewest steps fit
+        raise TooShortError(cost)
+    return plan
 
 
 def _floor(case: Case, plan: Plan) -> float | None:

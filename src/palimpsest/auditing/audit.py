@@ -4,6 +4,7 @@ config.json              the identity of the audit; a folder refuses another one
 preflight.json           the facts that are known before the reconstruction                  preflight.py
 W/, W0/, C/, O/          a folder for each rung of the ladder of attackers                   ladder.py, attack.py
   plan.json              every choice                                                        plan.py, speed.py
+  restarts.json          further restarts, in the time that the plans left                   further.py
   floor.json             whether the method describes the training, if its images are given  floor.py
   runs/ROLE-N.…          the reconstructions of the subject and of both controls             reading.py
   control.safetensors    the weights of the positive control                                 controls.py
@@ -13,7 +14,7 @@ images.csv               an answer for each training image, if they are given   
 report.html              the verdict and the evidence behind it                              page.py
 """
 
-import time
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,13 +24,15 @@ import torch
 from torch import Tensor
 
 from palimpsest.auditing import record
-from palimpsest.auditing.attack import read
-from palimpsest.auditing.case import Case, Clock
+from palimpsest.auditing.attack import Attempt, attempt, judged
+from palimpsest.auditing.case import Case, Clock, TooShortError
 from palimpsest.auditing.checksums import checksums
+from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
+from palimpsest.auditing.plan import MARGIN
 from palimpsest.auditing.preflight import Preflight, check_start, preflight
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.stages import cached_json
@@ -43,7 +46,7 @@ from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
-RESERVE = 12.0  # seconds kept for ranking, scoring and the report
+RESERVE, LEAST_RESERVE = 0.05, 5.0  # share of the time, and seconds, kept for ranking, scoring and the report
 MOST_CLASSES = 20  # that the log names
 
 
@@ -132,7 +135,7 @@ def audit(
         >>> found.preflight.samples, found.report.name
         (4, 'report.html')
     """
-    began, arguments = time.monotonic(), locals()
+    began, arguments = Clock.now(), locals()
     options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
     checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
@@ -148,7 +151,7 @@ def audit(
         files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
-        clock = Clock(began + 60 * minutes - RESERVE)
+        clock = Clock(began + 60 * minutes - max(RESERVE * 60 * minutes, LEAST_RESERVE))
         case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
@@ -176,26 +179,43 @@ def _climb(case: Case, found: Preflight) -> Audit:
     queue = [able[name] for name in ORDER if name in able]
     if not queue:
         raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
-    readings: dict[str, Reading] = {}
+    attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
     for i, attacker in enumerate(queue):
         name, folder = attacker.name, case.folder / attacker.name
-        if case.clock.seconds_left < 0 and readings and not folder.exists():
+        if case.clock.seconds_left < 0 and attempts and not (folder / "plan.json").exists():
             reasons[name] = NO_TIME
             continue
         folder.mkdir(exist_ok=True)
         note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
         options = replace(case.options, samples=attacker.samples)
-        share = EFFORT[name] / sum(EFFORT[each.name] for each in queue[i:])
+        share = _share(attacker, read=attempts, ahead=queue[i:])
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
         try:
-            readings[name] = read(inner, attacker, found, looks=len(queue))
+            attempts[name] = attempt(inner, attacker, found)
+        except TooShortError as error:
+            reasons[name] = NO_TIME
+            if attacker is queue[-1] and not attempts:
+                raise _too_short(error.args[0], case.options.minutes) from error
         except (DivergenceError, InvalidInputError) as error:
             reasons[name] = str(error)
             failed.add(name)
-            if attacker is queue[-1] and not readings:
+            if attacker is queue[-1] and not attempts:
                 raise
+    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
+    readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
+
+
+def _share(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
+    """The share of the time left that a rung may use. Rungs that were read keep what their plans left."""
+    kept = (1 - MARGIN) * sum(EFFORT[name] for name in read)
+    return EFFORT[attacker.name] / (kept + sum(EFFORT[each.name] for each in ahead))
+
+
+def _too_short(seconds: float, minutes: float) -> InvalidInputError:
+    needed = math.ceil(10 * (seconds / MARGIN / (1 - RESERVE) + LEAST_RESERVE) / 60) / 10
+    return InvalidInputError(f"--minutes {minutes:g} is too short here; give at least --minutes {needed:g}")
 
 
 def _rungs(

@@ -18,23 +18,33 @@ class OutOfTimeError(Exception):
     """The time is spent. Its first argument is the state of a reconstruction that was stopped."""
 
 
+class TooShortError(Exception):
+    """The time left is too short for a useful plan. Its first argument is the number of seconds that one takes."""
+
+
 class Clock(Callback):
-    """Stops a reconstruction, at a record, once the deadline has passed."""
+    """Stops a reconstruction, at a record, if the next record would come after the deadline."""
+
+    now = staticmethod(time.monotonic)
 
     def __init__(self, deadline: float) -> None:
-        self.deadline = deadline
+        self.deadline, self._recorded = deadline, self.now()
 
     @property
     def seconds_left(self) -> float:
-        return self.deadline - time.monotonic()
+        return self.deadline - self.now()
 
     def check(self) -> None:
         """Raise unless there is time for another reconstruction."""
         if self.seconds_left < 0:
             raise OutOfTimeError
 
+    def on_start(self, state: State) -> None:
+        self._recorded = self.now()
+
     def on_record(self, state: State, entry: dict[str, Any]) -> None:
-        if self.seconds_left < 0:
+        before, self._recorded = self._recorded, self.now()
+        if self.seconds_left < self._recorded - before:
             raise OutOfTimeError(state)
 
 

@@ -5,7 +5,8 @@ from contextlib import suppress
 
 from palimpsest.auditing.case import Case
 from palimpsest.auditing.controls import control_images
-from palimpsest.auditing.plan import MOST_STEPS, RECORD_EVERY, Budget, Plan
+from palimpsest.auditing.floor import ITERATIONS
+from palimpsest.auditing.plan import MARGIN, MOST_STEPS, RECORD_EVERY, Budget, Plan
 from palimpsest.auditing.reading import posed
 from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
@@ -20,11 +21,14 @@ WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a proce
 
 
 def measured_budget(case: Case, plan: Plan) -> Budget:
-    """The time that is left, and the speed of this machine."""
+    """The time for this rung, and the speed of this machine."""
+    began = time.monotonic()
     problem, space = posed(case.subject, plan)
+    preparation = time.monotonic() - began
     rate = _reconstruction_rate(problem.to(case.device), space, case.subject.image_shape, plan.candidates)
     training_rate = _training_rate(case, plan) if case.options.controls else 1.0
-    return Budget(max(1.0, case.share * case.clock.seconds_left), rate, training_rate)
+    floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
+    return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)
 
 
 def _reconstruction_rate(

@@ -1,5 +1,6 @@
 """`palimpsest audit`."""
 
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +9,7 @@ import tyro
 
 from palimpsest import auditing
 from palimpsest.auditing import truth
+from palimpsest.cli import shared
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
 from palimpsest.files.schema import check_options
@@ -72,6 +74,8 @@ class AuditCommand:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
         elif self.held_out is not None or (self.mean, self.std) != ("0", "1"):
             raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
+        started = (time.monotonic() - shared.began) / 60  # loading programs and images counts, too
+        options = vars(self.options) | {"minutes": max(self.options.minutes - started, self.options.minutes / 10)}
         with resumable():
             found = auditing.audit(
                 self.network,
@@ -87,7 +91,7 @@ class AuditCommand:
                 truth=known,
                 device=torch_device(self.device),
                 redact=self.redact,
-                **vars(self.options),
+                **options,
             )
         print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
         if gate is None:

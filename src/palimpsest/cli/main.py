@@ -5,12 +5,14 @@ Exit status 0, 1 (failed), 2 (wrong use), or 3 and 4 of an audit's gate. Errors 
 
 import io
 import sys
+import time
 from collections.abc import Sequence
 from typing import Annotated, Any
 
 import tyro
 
 from palimpsest import __version__
+from palimpsest.cli import shared
 from palimpsest.cli.audit import AuditCommand
 from palimpsest.cli.bench import Bench
 from palimpsest.cli.compare import Compare
@@ -44,8 +46,9 @@ Command = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the value is the exit status."""
+def main(arguments: Sequence[str] | None = None, *, began: float | None = None) -> int:
+    """Run one command; the value is the exit status. ``began`` is when its process did, on the monotonic clock."""
+    shared.began = time.monotonic() if began is None else began
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of folders need not be text

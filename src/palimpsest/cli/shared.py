@@ -1,6 +1,7 @@
 """Helpers that several commands share."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from palimpsest.errors import InvalidInputError, PalimpsestError
 from palimpsest.files.storage import parse_json
 
 Device = Literal["auto", "cpu", "cuda"]
+began = time.monotonic()  # when this command began
 
 
 class CommandFailedError(PalimpsestError):
