@@ -16,6 +16,7 @@ report.html              the verdict and the evidence behind it                 
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -79,6 +80,7 @@ def audit(
     controls: bool = True,
     seed: int = 0,
     redact: bool = False,
+    executor: Executor | None = None,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
@@ -101,7 +103,7 @@ def audit(
         key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
             and single entries, are found without it.
         initial_key: the same for the file of the initial weights.
-        device: where to compute.
+        device: where to compute. ``"auto"`` is CUDA if there is one: here, and on each worker of an executor.
         minutes: the time limit in minutes, kept to within a tenth.
         rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
@@ -118,6 +120,8 @@ def audit(
         seed: the seed of the candidates and the controls.
         redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
             report again. The tensors in the folder still hold the candidates.
+        executor: does the reconstructions on its workers, several at a time, with the same result: for example
+            ``dask.distributed.Client("tcp://scheduler:8786").get_executor()``. None does them here.
 
     Returns:
         The verdict, the candidates in order of probability, and everything behind them: those of the rung with the
@@ -152,7 +156,7 @@ def audit(
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - max(RESERVE * 60 * minutes, LEAST_RESERVE))
-        case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
+        case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
         result = _climb(case, found)

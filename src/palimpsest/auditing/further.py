@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
+from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.attack import Attempt
 from palimpsest.auditing.case import OutOfTimeError
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
@@ -95,8 +96,10 @@ class _Rung:
     def _read(self, steps: int) -> bool:
         """One further restart. If the time runs out, it is taken back, because no verdict needs it."""
         case, number = self.tried.case, self.restarts
+        plan = replace(self.planned, steps=steps, restarts=number + 1)
         try:
-            run = read_once(case, replace(self.planned, steps=steps, restarts=number + 1), "subject", number)
+            read_aside(case, plan, [("subject", number)])
+            run = read_once(case, plan, "subject", number)
         except OutOfTimeError:
             note(f"out of time: rung {self.name} keeps {number} restarts")
             (case.folder / "runs" / f"subject-{number}.checkpoint").unlink(missing_ok=True)

@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.execution.resources import chosen
 from palimpsest.files.storage import parse_json
 
 Device = Literal["auto", "cpu", "cuda"]
@@ -33,8 +34,7 @@ def resumable() -> Iterator[None]:
 def torch_device(choice: Device) -> torch.device:
     if choice == "cuda" and not torch.cuda.is_available():
         raise InvalidInputError("there is no CUDA device; use --device cpu")
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(automatic if choice == "auto" else choice)
+    return chosen(choice)
 
 
 def image_shape(text: str) -> tuple[int, ...]:
