@@ -12,6 +12,8 @@ W/, W0/, C/, O/          a folder for each rung of the ladder of attackers      
 audit.json               the verdict and its numbers, for programs                           result.py, record.py
 images.csv               an answer for each training image, if they are given                images.py
 report.html              the verdict and the evidence behind it                              page.py
+
+Workers of an executor may do the reconstructions, several at a time (aside.py).
 """
 
 import math
