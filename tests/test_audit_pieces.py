@@ -89,8 +89,7 @@ def test_methods_follow_outputs_and_weight_decay():
 def test_plans_fit_into_the_time_there_is(seconds, rate):
     found = preflight(fitted_mlp(steps=20))
     made = plan.timed_plan(untimed(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
-    spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
-    assert spent <= seconds or made.steps == plan.FEWEST_STEPS
+    assert plan.Budget(seconds, rate, 100.0).cost(made, controls=True) <= seconds or made.steps == plan.FEWEST_STEPS
     assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
 
 

@@ -90,12 +90,14 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     if case.options.complete:
         return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
     note("measuring the speed of this machine")
-    budget = measured_budget(case, plan)
-    plan = timed_plan(plan, case.options, budget)
-    cost = budget.cost(plan, controls=case.options.controls)
-    if case.options.steps is None and cost > case.clock.seconds_left:  # not even the fewest steps fit
-        raise TooShortError(cost)
-    return plan
+    costs = []
+    for _ in range(2):  # a busy moment may pass
+        budget = measured_budget(case, plan)
+        timed = timed_plan(plan, case.options, budget)
+        costs.append(budget.cost(timed, controls=case.options.controls))
+        if case.options.steps is not None or costs[-1] <= case.clock.seconds_left:
+            return timed
+    raise TooShortError(min(costs))  # not even the fewest steps fit
 
 
 def _floor(case: Case, plan: Plan) -> float | None:

@@ -106,7 +106,7 @@ def audit(
             and single entries, are found without it.
         initial_key: the same for the file of the initial weights.
         device: where to compute. ``"auto"`` is CUDA if there is one: here, and on each worker of an executor.
-        minutes: the time limit in minutes, kept to within a tenth.
+        minutes: the time limit in minutes, used and kept to within a tenth.
         rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
         weight_decay: whether training used weight decay. It changes how ``"W"`` reads the final weights.
@@ -114,7 +114,7 @@ def audit(
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
             if that number is unknown.
         steps: the number of gradient steps per restart.
-        restarts: the number of independent restarts, at least two.
+        restarts: the number of independent restarts, at least two. None is two, and up to twelve while there is time.
         tangents: the number of tangent points of NTK, or of each segment of Path. Two recover more, at twice the cost.
         control_steps: the maximum number of training steps for the positive control.
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
@@ -195,14 +195,14 @@ def _climb(case: Case, found: Preflight) -> Audit:
         folder.mkdir(exist_ok=True)
         note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
         options = replace(case.options, samples=attacker.samples)
-        share = _share(attacker, read=attempts, ahead=queue[i:])
+        share = share_of_time(attacker, read=attempts, ahead=queue[i:])
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
         try:
             attempts[name] = attempt(inner, attacker, found)
         except TooShortError as error:
             reasons[name] = NO_TIME
             if attacker is queue[-1] and not attempts:
-                raise _too_short(error.args[0], case.options.minutes) from error
+                raise _too_short(*error.args) from error
         except (DivergenceError, InvalidInputError) as error:
             reasons[name] = str(error)
             failed.add(name)
@@ -213,15 +213,15 @@ def _climb(case: Case, found: Preflight) -> Audit:
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
 
 
-def _share(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
+def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
     """The share of the time left that a rung may use. Rungs that were read keep what their plans left."""
     kept = (1 - MARGIN) * sum(EFFORT[name] for name in read)
     return EFFORT[attacker.name] / (kept + sum(EFFORT[each.name] for each in ahead))
 
 
-def _too_short(seconds: float, minutes: float) -> InvalidInputError:
-    needed = math.ceil(10 * (seconds / MARGIN / (1 - RESERVE) + LEAST_RESERVE) / 60) / 10
-    return InvalidInputError(f"--minutes {minutes:g} is too short here; give at least --minutes {needed:g}")
+def _too_short(seconds: float) -> InvalidInputError:
+    minutes = (seconds / MARGIN / (1 - RESERVE) + LEAST_RESERVE) / 60
+    return InvalidInputError(f"at its present speed, this machine needs more time; give --minutes {math.ceil(minutes)}")
 
 
 def _rungs(

@@ -40,8 +40,8 @@ class Clock(Callback):
     def seconds_left(self) -> float:
         return self.deadline - self.now()
 
-    def check(self) -> None:
-        """Raise unless there is time for another reconstruction."""
+    def check(self, *_: object) -> None:
+        """Raise if the time is spent. Trainings call it with their records."""
         if self.seconds_left < 0:
             raise OutOfTimeError
 

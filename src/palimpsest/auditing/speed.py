@@ -19,6 +19,7 @@ from palimpsest.solver.settings import Settings
 from palimpsest.training import train
 
 MEASURED_SECONDS = 1.5  # of a reconstruction
+LONG = 15.0  # seconds after which the first steps alone have to serve
 WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a process also prepare the later ones
 
 
@@ -48,7 +49,10 @@ def _reconstruction_rate(
     searched = Everywhere(image_shape) if space is None else space.shaped(image_shape).to(problem.device, problem.dtype)
     solver = Solver(problem, searched, settings, Execution(mode=mode))
     with solver.execution.matrix_precision(problem.device):
+        began = time.monotonic()
         state = solver.step(solver.init())  # the first steps also prepare the later ones
+        if (seconds := time.monotonic() - began) > LONG:
+            return state.step / seconds
         began, first = time.monotonic(), state.step
         while state.step == first or time.monotonic() - began < MEASURED_SECONDS:
             state = solver.step(state)  # recording waits for the device, so the clock is right
@@ -66,5 +70,5 @@ def _training_rate(case: Case, plan: Plan) -> float:
             train(model, public.images, public.labels, steps=steps, tolerance=1e-9)
         return time.monotonic() - began
 
-    seconds(WARM_UP_STEPS)
-    return MEASURED_STEPS / seconds(MEASURED_STEPS)
+    first = seconds(WARM_UP_STEPS)
+    return WARM_UP_STEPS / first if first > LONG else MEASURED_STEPS / seconds(MEASURED_STEPS)
