@@ -17,8 +17,9 @@ from distributed import LocalCluster
 from tiny_experiment import TINY, arguments, results_in
 
 import palimpsest as pal
-from audited import SHAPE, fitted_mlp, truth
+from audited import SHAPE, fitted_mlp, mlp, truth
 from palimpsest import errors
+from palimpsest.auditing import aside, further, speed
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.ladder import Attacker
@@ -184,6 +185,19 @@ def test_a_part_without_time_leaves_its_state_which_the_audit_shows(case):
     runs, finished = read_all(case, plan)
     assert not finished
     assert [len(runs[role]) for role in ("subject", "negative")] == [2, 0]
+
+
+def test_the_time_that_is_left_goes_into_restarts_on_all_workers_at_once(tmp_path, monkeypatch):
+    at_once = []
+    monkeypatch.setattr(
+        aside, "completed", lambda parts, executor: at_once.append([*parts]) or completed(parts, executor)
+    )
+    monkeypatch.setattr(speed, "MEASURED_SECONDS", 0.01)
+    ours, quick = fitted_mlp(steps=20), {**QUICK, "restarts": None, "controls": False, "rungs": ("W0",)}
+    given = {"initial": ours.initial, "image_shape": SHAPE, "out": tmp_path / "audit", "executor": Here()} | quick
+    found = pal.audit(mlp, ours.model.state_dict(), **given)
+    assert found.plan.restarts == further.MOST
+    assert at_once[-1] == [f"subject {number}" for number in range(further.USUAL + 1, further.MOST + 1)]
 
 
 def test_a_clock_counts_the_time_on_the_way(monkeypatch):
