@@ -80,3 +80,7 @@ class ResourceError(PalimpsestError):
 
 class WorkerLostError(PalimpsestError):
     """A part whose process or machine died."""
+
+
+class NoAnswerError(PalimpsestError):
+    """Workers that did not finish their parts in time."""

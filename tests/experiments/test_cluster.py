@@ -134,7 +134,7 @@ def test_a_worker_that_dies_again_and_again_is_one_sentence():
         result()
 
 
-def test_what_a_caller_does_not_wait_for_is_cancelled():
+def test_parts_that_do_not_answer_in_time_are_cancelled():
     class Never(Executor):
         def submit(self, work, sealed):
             futures.append(Future())
@@ -143,9 +143,11 @@ def test_what_a_caller_does_not_wait_for_is_cancelled():
             return futures[-1]
 
     futures = []
-    [*_, (key, result)] = [next(parts := completed({n: partial(pow, 2, n) for n in (3, 4)}, Never()))]
+    parts = completed({number: partial(pow, 2, number) for number in (3, 4)}, Never(), seconds=0.1)
+    key, result = next(parts)
     assert (key, result()) == (3, 8)
-    parts.close()
+    with pytest.raises(errors.NoAnswerError):
+        next(parts)
     assert futures[1].cancelled()
 
 
@@ -189,9 +191,12 @@ def test_a_part_without_time_leaves_its_state_which_the_audit_shows(case):
 
 def test_the_time_that_is_left_goes_into_restarts_on_all_workers_at_once(tmp_path, monkeypatch):
     at_once = []
-    monkeypatch.setattr(
-        aside, "completed", lambda parts, executor: at_once.append([*parts]) or completed(parts, executor)
-    )
+
+    def counted(parts, *where, **limits):
+        at_once.append([*parts])
+        return completed(parts, *where, **limits)
+
+    monkeypatch.setattr(aside, "completed", counted)
     monkeypatch.setattr(speed, "MEASURED_SECONDS", 0.01)
     ours, quick = fitted_mlp(steps=20), {**QUICK, "restarts": None, "controls": False, "rungs": ("W0",)}
     given = {"initial": ours.initial, "image_shape": SHAPE, "out": tmp_path / "audit", "executor": Here()} | quick

@@ -18,6 +18,7 @@ from palimpsest.auditing.case import Case, OutOfTimeError
 from palimpsest.auditing.controls import CONTROL, positive_control
 from palimpsest.auditing.plan import NEEDED_RUNS, Plan
 from palimpsest.auditing.reading import CHECKPOINT, UNTRAINABLE, file_of, read_once
+from palimpsest.errors import NoAnswerError
 from palimpsest.execution.workers import completed
 from palimpsest.files.storage import write_atomically
 from palimpsest.runs.journal import note
@@ -71,11 +72,12 @@ def _do(case: Case, stages: Mapping[str, Stage]) -> None:
         name: partial(_files, case.sent, stage.work, _read(case.folder, stage.needs))
         for name, stage in stages.items()
     }  # fmt: skip
-    for name, files in completed(parts, case.executor):
-        for path, content in files().items():
-            (case.folder / path).parent.mkdir(exist_ok=True)
-            write_atomically(case.folder / path, content)
-        note(f"back from a worker: {name}")
+    with suppress(NoAnswerError):  # the audit finds out by itself that the time is spent
+        for name, files in completed(parts, case.executor, seconds=case.patience):
+            for path, content in files().items():
+                (case.folder / path).parent.mkdir(exist_ok=True)
+                write_atomically(case.folder / path, content)
+            note(f"back from a worker: {name}")
 
 
 def _files(case: Case, work: Callable[[Case], object], given: Files) -> Files:

@@ -143,6 +143,11 @@ def audit(
     """
     began, arguments = Clock.now(), locals()
     options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    if not isinstance(executor, Executor | None):
+        kind = type(executor).__name__
+        raise InvalidInputError(
+            f"the executor is a {kind}; give one of concurrent.futures, as client.get_executor() is"
+        )
     checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,

@@ -15,6 +15,8 @@ from palimpsest.execution.resources import chosen
 from palimpsest.solver.callbacks import Callback
 from palimpsest.solver.state import State
 
+GRACE = 20.0  # seconds for the last steps of a worker, and for the way back
+
 
 class OutOfTimeError(Exception):
     """The time is spent. Its first argument is the state of a reconstruction that was stopped."""
@@ -80,3 +82,8 @@ class Case:
     def sent(self) -> Self:
         """The same for a worker, who does not need the training images."""
         return replace(self, truth=None, executor=None)
+
+    @property
+    def patience(self) -> float:
+        """Seconds to wait for workers, whose clocks stop them at the deadline."""
+        return max(0.0, self.clock.seconds_left) + GRACE

@@ -25,7 +25,7 @@ WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a proce
 
 def measured_budget(case: Case, plan: Plan) -> Budget:
     """The time for this rung, and the speed of this machine or, if there are workers, of one of them."""
-    [(_, measured)] = completed({"speed": partial(_speed, case.sent, plan)}, case.executor)
+    [(_, measured)] = completed({"speed": partial(_speed, case.sent, plan)}, case.executor, seconds=case.patience)
     rate, training_rate, preparation = measured()
     floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
     return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)

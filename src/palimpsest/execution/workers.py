@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future, ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from multiprocessing import get_context
-from threading import Lock
+from threading import TIMEOUT_MAX, Lock
 from typing import Any, TypeVar
 
 import torch
 
-from palimpsest.errors import InvalidInputError, PalimpsestError, WorkerLostError
+from palimpsest.errors import InvalidInputError, NoAnswerError, PalimpsestError, WorkerLostError
 
 Key = TypeVar("Key")
 Result = TypeVar("Result")
@@ -28,12 +28,12 @@ _one_at_a_time = Lock()  # random numbers belong to a process, and a worker of D
 
 
 def completed(
-    parts: Mapping[Key, Callable[[], Result]], executor: Executor | None
+    parts: Mapping[Key, Callable[[], Result]], executor: Executor | None, *, seconds: float | None = None
 ) -> Iterator[tuple[Key, Callable[[], Result]]]:
     """Run the parts, and name each as soon as it is done, with a function that returns its result or raises its error.
 
     Without an executor that function is the part itself, which therefore runs here. The parts that have not begun when
-    the caller stops, for any reason, are cancelled.
+    the caller stops, for any reason, are cancelled. ``seconds`` is the longest time to wait for an executor.
 
     Examples:
         >>> from functools import partial
@@ -49,8 +49,10 @@ def completed(
             warnings.filterwarnings("ignore", "Sending large graph")  # weights are large, and sent on purpose
             for key, part in parts.items():
                 submitted[executor.submit(_run, _sealed(part))] = key
-        for future in as_completed(submitted):
+        for future in as_completed(submitted, seconds and min(seconds, TIMEOUT_MAX)):
             yield submitted[future], lambda future=future: _result(future)  # type: ignore[misc]
+    except TimeoutError:
+        raise NoAnswerError("the workers did not answer in time; check that there are some") from None
     finally:
         for future in submitted:
             future.cancel()
