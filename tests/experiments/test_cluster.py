@@ -27,7 +27,9 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import timed_plan, untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.reading import read_all
+from palimpsest.cli import shared
 from palimpsest.cli.main import main
+from palimpsest.cli.several import audit_several
 from palimpsest.execution import workers
 from palimpsest.execution.workers import completed
 
@@ -265,6 +267,16 @@ def test_dask_is_needed_only_for_a_cluster(tmp_path, capsys, monkeypatch):
 
 
 # --- several models ------------------------------------------------------------------------------
+
+
+def test_an_interruption_stops_all_audits(tmp_path):
+    def interrupted():
+        with shared.resumable():
+            raise KeyboardInterrupt
+
+    audits = {"first": interrupted, "second": lambda: pytest.fail("it was not to begin")}
+    with pytest.raises(shared.CommandFailedError):
+        audit_several(audits, tmp_path, at_once=False)
 
 
 def test_several_models_have_a_folder_each_and_a_table(tmp_path, capsys):

@@ -43,8 +43,8 @@ def read_aside(case: Case, plan: Plan, runs: Iterable[tuple[str, int]]) -> None:
     missing = [run for run in runs if not (case.folder / file_of(*run)).exists()]
     later = [(role, number) for role, number in missing if role == "positive" or number >= NEEDED_RUNS]
     stages = _readings(plan, [run for run in missing if run not in later])
-    if any(role == "positive" for role, _ in later):
-        stages["training the positive control"] = Stage(partial(_train, plan=plan), (CONTROL,))
+    if any(role == "positive" for role, _ in later) and not (case.folder / CONTROL).exists():
+        stages["training the positive control"] = Stage(partial(_train, plan=plan))
     _do(case, stages)
     trained = (case.folder / CONTROL).exists()
     _do(case, _readings(plan, [run for run in later if trained or run[0] != "positive"]))

@@ -48,6 +48,8 @@ def audit_several(audits: Mapping[str, Callable[[], int]], out: Path, *, at_once
         for name, status in completed(parts, executor):
             try:
                 statuses.add(status())
+            except shared.CommandFailedError:  # by Ctrl-C
+                raise
             except PalimpsestError as error:
                 note(f"{name}: {error}")
                 failures[name] = str(error)
@@ -56,11 +58,11 @@ def audit_several(audits: Mapping[str, Callable[[], int]], out: Path, *, at_once
     file = io.StringIO(newline="")
     csv.writer(file, lineterminator="\n").writerows([COLUMNS, *([shielded(cell) for cell in row] for row in rows)])
     write_atomically(out / "audits.csv", file.getvalue().encode())
-    shown = [row[:-1] for row in (COLUMNS, *rows)]
+    shown = [row[:-1] for row in ([name.replace("_", " ") for name in COLUMNS], *rows)]
     widths = [max(len(row[i]) for row in shown) + 2 for i in range(len(shown[0]))]
     for row in shown:
         cells = (printable(cell).ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("".join(cells).rstrip().replace("_", " "))
+        print("".join(cells).rstrip())
     return next(status for status in WORST if status in statuses)
 
 
