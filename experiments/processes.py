@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from palimpsest.errors import PalimpsestError
-from palimpsest.execution.workers import cluster, completed, processes
+from palimpsest.execution.workers import cluster, completed, local
 
 Result = TypeVar("Result")
 
@@ -35,7 +35,7 @@ def executor(options: argparse.Namespace) -> Iterator[Executor | None]:
             yield opened
     elif options.workers > 1:
         os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in every process, of which there are enough
-        with processes(options.workers) as opened:
+        with local(options.workers) as opened:
             yield opened
     else:
         yield None

@@ -200,5 +200,6 @@ def test_what_is_said_about_digits_is_what_was_measured(name):
         assert ahead == ((name, k) != ("kkt-mnist-100", 60))
 
 
-def test_the_tables_of_the_documents_are_those_of_the_measurements():
-    subprocess.run([sys.executable, ROOT / "experiments" / "performance.py", "--check"], check=True)
+@pytest.mark.parametrize("script", ["performance", "scaling"])
+def test_the_tables_of_the_documents_are_those_of_the_measurements(script):
+    subprocess.run([sys.executable, ROOT / "experiments" / f"{script}.py", "--check"], check=True)

@@ -233,6 +233,6 @@ def test_folders_that_are_no_finished_audits_are_refused(content, place, tmp_pat
 def test_the_command_line_is_a_module(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["palimpsest", "--version"])
     with pytest.raises(SystemExit) as left:
-        runpy.run_module("palimpsest.cli", run_name="__main__")
+        runpy.run_module("palimpsest", run_name="__main__")
     assert left.value.code == 0
     assert capsys.readouterr().out == f"palimpsest {pal.__version__}\n"

@@ -56,6 +56,13 @@ class CheckpointError(PalimpsestError):
     """A saved state that cannot be read, or belongs to another problem."""
 
 
+class ProcessEndedError(PalimpsestError):
+    """Another process of a reconstruction on several processes ended."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of this reconstruction ended; run it again to continue from its checkpoint")
+
+
 class DataError(PalimpsestError):
     """Data files that are missing, damaged, or too few."""
 

@@ -107,7 +107,7 @@ class AuditCommand:
                 key=self.key,
                 initial_key=self.initial_key,
                 truth=known,
-                device=self.device if self.device == "auto" else torch_device(self.device),
+                device="auto" if self.cluster and self.device == "auto" else torch_device(self.device),
                 redact=self.redact,
                 executor=executor,
                 **options,

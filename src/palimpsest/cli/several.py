@@ -14,7 +14,7 @@ from palimpsest.auditing.gate import LEAKS, PASS, UNDECIDED
 from palimpsest.auditing.images import shielded
 from palimpsest.cli import shared
 from palimpsest.errors import InvalidInputError, PalimpsestError
-from palimpsest.execution.workers import completed, processes
+from palimpsest.execution.workers import completed, local
 from palimpsest.files.storage import write_atomically
 from palimpsest.runs.journal import note, printable
 
@@ -44,7 +44,7 @@ def audit_several(audits: Mapping[str, Callable[[], int]], out: Path, *, at_once
     failures, statuses = dict[str, str](), set[int]()
     parts = {name: partial(_in_its_own_time, audit) for name, audit in audits.items()}
     out.mkdir(parents=True, exist_ok=True)
-    with processes(min(len(audits), os.cpu_count() or 1)) if at_once else nullcontext() as executor:
+    with local(min(len(audits), os.cpu_count() or 1)) if at_once else nullcontext() as executor:
         for name, status in completed(parts, executor):
             try:
                 statuses.add(status())

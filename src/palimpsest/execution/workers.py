@@ -93,7 +93,7 @@ def _result(future: Future[Result]) -> Result:
 
 
 @contextmanager
-def processes(count: int) -> Iterator[Executor]:
+def local(count: int) -> Iterator[Executor]:
     """Processes on this machine, which share its cores."""
     threads = max(1, (os.cpu_count() or 1) // count)
     with ProcessPoolExecutor(count, get_context("spawn"), torch.set_num_threads, (threads,)) as pool:
