@@ -12,10 +12,13 @@ W/, W0/, C/, O/          a folder for each rung of the ladder of attackers      
 audit.json               the verdict and its numbers, for programs                           result.py, record.py
 images.csv               an answer for each training image, if they are given                images.py
 report.html              the verdict and the evidence behind it                              page.py
+
+Workers of an executor may do the reconstructions, several at a time (aside.py).
 """
 
 import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -81,6 +84,7 @@ def audit(
     controls: bool = True,
     seed: int = 0,
     redact: bool = False,
+    executor: Executor | None = None,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
@@ -103,7 +107,7 @@ def audit(
         key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
             and single entries, are found without it.
         initial_key: the same for the file of the initial weights.
-        device: where to compute.
+        device: where to compute. ``"auto"`` is CUDA if there is one: here, and on each worker of an executor.
         minutes: the time limit in minutes, used and kept to within a tenth.
         rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
@@ -120,6 +124,8 @@ def audit(
         seed: the seed of the candidates and the controls.
         redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
             report again. The tensors in the folder still hold the candidates.
+        executor: does the reconstructions on its workers, several at a time, with the same result: for example
+            ``dask.distributed.Client("tcp://scheduler:8786").get_executor()``. None does them here.
 
     Returns:
         The verdict, the candidates in order of probability, and everything behind them: those of the rung with the
@@ -139,6 +145,11 @@ def audit(
     """
     began, arguments = Clock.now(), locals()
     options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    if not isinstance(executor, Executor | None):
+        kind = type(executor).__name__
+        raise InvalidInputError(
+            f"the executor is a {kind}; give one of concurrent.futures, as client.get_executor() is"
+        )
     checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
@@ -154,7 +165,7 @@ def audit(
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
         clock = Clock(began + 60 * minutes - max(RESERVE * 60 * minutes, LEAST_RESERVE))
-        case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
+        case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
         result = _climb(case, found, _doubts(case))

@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -59,6 +59,17 @@ class Subject:
     doubts: tuple[str, ...] = ()
     """Signs that a wrong file was given."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process, the network goes as its weights and the factory that makes it."""
+        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        return _received, (self.model.state_dict(), others)
+
+
+def _received(trained: Weights, others: Mapping[str, Any]) -> Subject:
+    model = others["fresh"]()
+    model.load_state_dict(trained)
+    return Subject(model, **others)
+
 
 def subject(
     network: str | Factory,
@@ -103,7 +114,7 @@ def subject(
         raise InvalidInputError("the network is a module; give a function that makes it, such as lambda: network")
     shape = tuple(image_shape)
     make = factory(network) if isinstance(network, str) else network
-    fresh = guarded(partial(make, **(network_args or {})), shape)
+    fresh = Guarded(partial(make, **(network_args or {})), shape)
     model = fresh()
     end = _fitted(model, trained, key, "the final weights")
     start = None if initial is None else _fitted(model, initial, initial_key, "the initial weights")
@@ -184,14 +195,33 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
 # --- the author's code ---------------------------------------------------------------------------
 
 
-def factory(specification: str) -> Factory:
-    """The function that ``package.module:factory`` or ``path/to/file.py:factory`` names."""
+@dataclass(frozen=True)
+class Located:
+    """A function of the author's code. Another process imports it from the same place."""
+
+    place: str
+    folder: Path
+    function: Factory
+
+    def __call__(self, **arguments: Any) -> nn.Module:
+        with _first_on_path(self.folder):
+            return self.function(**arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return factory, (self.place, self.folder)
+
+
+def factory(specification: str, folder: Path | None = None) -> Located:
+    """The function that ``package.module:factory`` or ``path/to/file.py:factory`` names.
+
+    Its code may import from ``folder``: if not given, that of the file, or the current one.
+    """
     place, _, name = specification.rpartition(":")
     if not place or not name.isidentifier():
         raise InvalidInputError(
             f"{specification!r} does not name a factory; write package.module:factory or file.py:factory"
         )
-    folder = Path(place).parent if place.endswith(".py") else Path.cwd()
+    folder = folder or (Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
     try:
         with _first_on_path(folder):
             module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -204,12 +234,8 @@ def factory(specification: str) -> Factory:
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidInputError(f"{place} does not have a function {name}; name one that returns the network")
-
-    def make(**arguments: Any) -> nn.Module:
-        with _first_on_path(folder):
-            return function(**arguments)
-
-    return make
+    where = Path(place).resolve() if place.endswith(".py") else place
+    return Located(f"{where}:{name}", folder, function)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -251,17 +277,21 @@ def _first_line(error: BaseException) -> str:
 # --- the networks that it makes ------------------------------------------------------------------
 
 
-def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
+@dataclass(frozen=True, eq=False)
+class Guarded:
     """The factory with its failures in one sentence.
 
     Its networks are copies, on the processor, in evaluation mode and single precision, and return tensors. If a factory
     returns one network several times, the layers of each further copy are initialised again.
     """
-    originals: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def fresh() -> nn.Module:
+    make: Factory
+    image_shape: tuple[int, ...]
+    originals: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+
+    def __call__(self) -> nn.Module:
         try:
-            original = make()
+            original = self.make()
             model = copy.deepcopy(original)
         except (Exception, SystemExit) as error:
             raise InvalidInputError(
@@ -269,11 +299,11 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
             ) from error
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")
-        if original in originals:
+        if original in self.originals:
             model.apply(_initialise)
-        originals.add(original)
+        self.originals.add(original)
         model.cpu().eval().float()
-        outputs = _outputs(model, image_shape)
+        outputs = _outputs(model, self.image_shape)
         if _logits(outputs) is not None:
             model.register_forward_hook(lambda module, images, outputs: _logits(outputs))
         elif not isinstance(outputs, Tensor):
@@ -282,7 +312,8 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
             )
         return model
 
-    return fresh
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.make, self.image_shape)
 
 
 def _initialise(module: nn.Module) -> None:

@@ -2,7 +2,9 @@
 
 import shlex
 import time
-from dataclasses import dataclass, field
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,8 +14,10 @@ from palimpsest import auditing
 from palimpsest.auditing import truth
 from palimpsest.auditing.handover import LOSSES
 from palimpsest.cli import shared
+from palimpsest.cli.several import audit_several, names_of
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
+from palimpsest.execution.workers import cluster
 from palimpsest.files.schema import check_options
 from palimpsest.runs.journal import printable
 
@@ -33,8 +37,9 @@ class AuditCommand:
     """The run folder to create."""
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
-    weights: Path
-    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
+    weights: tuple[Path, ...]
+    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch.
+    Several files, such as models/*.pt, are audited one by one, each in a sub-folder of --out."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     network_args: str | None = None
@@ -66,10 +71,23 @@ class AuditCommand:
     """For --gate: the highest estimated probability, 0 to 1, that a candidate may have."""
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
+    cluster: str | None = None
+    """Dask scheduler whose workers do the reconstructions, such as tcp://scheduler:8786. The result is the same."""
     redact: bool = False
     """Leave all pictures out of the report. On a finished folder, only the report is written again."""
 
     def run(self) -> int:
+        if len(self.weights) == 1:
+            return self._one(self.weights[0])
+        if self.checkpoints or self.updates or not self.weights:
+            raise InvalidInputError("give one file as --weights, or several without --checkpoints and --updates")
+        self._gate()
+        models = names_of(self.weights).items()
+        audits = {name: replace(self, weights=(path,), out=self.out / name).run for name, path in models}
+        with resumable(), self._executor():  # each opens it again; this refuses a wrong address once
+            return audit_several(audits, self.out, at_once=self.cluster is not None)
+
+    def _one(self, weights: Path) -> int:
         gate = self._gate()
         shape, known = image_shape(self.shape), None
         if self.data is not None:
@@ -78,10 +96,10 @@ class AuditCommand:
             raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
         started = (time.monotonic() - shared.began) / 60  # loading programs and images counts, too
         options = vars(self.options) | {"minutes": max(self.options.minutes - started, self.options.minutes / 10)}
-        with resumable():
+        with resumable(), self._executor() as executor:
             found = auditing.audit(
                 self.network,
-                self.weights,
+                weights,
                 image_shape=shape,
                 out=self.out,
                 network_args=None if self.network_args is None else json_object(self.network_args, "--network-args"),
@@ -91,11 +109,13 @@ class AuditCommand:
                 key=self.key,
                 initial_key=self.initial_key,
                 truth=known,
-                device=torch_device(self.device),
+                device="auto" if self.cluster and self.device == "auto" else torch_device(self.device),
                 redact=self.redact,
+                executor=executor,
                 **options,
             )
-        print(*found.summary, *self._membership(found), printable(f"The report is {found.report}"), sep="\n")
+        lines = (*found.summary, *self._membership(found), printable(f"The report is {found.report}"))
+        print(*lines, sep="\n", flush=True)
         if gate is None:
             return 0
         decision = gate.decide(auditing.load(self.out))
@@ -119,6 +139,9 @@ class AuditCommand:
             "" if change else f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
         )
         return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
+
+    def _executor(self) -> AbstractContextManager[Executor | None]:
+        return nullcontext() if self.cluster is None else cluster(self.cluster)
 
     def _gate(self) -> auditing.Gate | None:
         if not self.gate and (self.max_recovered, self.max_probability) != (None, None):
