@@ -14,12 +14,14 @@ import torch
 
 import palimpsest as pal
 from audited import mlp, trained, truth
+from palimpsest.auditing.advice import measured
 from palimpsest.auditing.handover import summary
 from palimpsest.auditing.page import render_audit
 from palimpsest.cli.main import main
 from palimpsest.files import storage
 from palimpsest.files.versions import source_digest
 from palimpsest.report.pictures import data_uri, shown
+from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -241,7 +243,13 @@ def test_a_redacted_report_has_no_picture_and_the_audit_is_not_run_again(audited
     before, after = (Sections(text).rows for text in (html, redacted))
     names, numbers = ([row.pop(0) for row in rows["classes"]] for rows in (before, after))
     assert (names[1:], numbers[1:]) == (["0", "1"], ["1", "2"])  # a class may be named after a person
+    for name, rows in after.items():
+        if name == "candidates" or name.startswith("rung-"):  # a table in the place of pictures
+            assert [row[0] for row in rows] == ["candidate", *map(str, range(1, len(rows)))]
+            assert (len(rows) > 1, before[name]) == (True, [])
+            before[name] = rows
     assert before == after
+    assert not re.search('class="(plate|cell|empty)', redacted)
     assert re.findall(r'class="note.*?</span>', html) == re.findall(r'class="note.*?</span>', redacted)
     assert main(command) == 0
     assert (out / "report.html").read_text() == html
@@ -263,3 +271,17 @@ def test_it_prints_on_a4_with_the_summary_on_a_page_of_its_own(audited, html, tm
     assert {(round(float(width)), round(float(height))) for width, height in sizes} == {(595, 842)}
     start, end = html.index('<section id="ladder">'), html.index('<section id="files">')
     assert len(pages(html[:start] + html[end:])) == 2  # the first page and the last
+
+
+# --- how to lower the risk -----------------------------------------------------------------------
+
+
+def test_advice_is_for_the_rungs_that_leak(plain):
+    leaking = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.LEAKAGE))
+    listed = [row[0] for row in Sections(render_audit(leaking, None, "net")).rows["advice"]]
+    measures = {rung: [row["measure"] for row in rows] for rung, rows in measured().items()}
+    assert listed == ["measure", *measures["W0"]]
+    assert "DP-SGD, ε = 8" in listed
+    assert not set(listed) & (set(measures["O"]) - set(measures["W0"]))
+    nothing = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.UNDECIDED))
+    assert Sections(render_audit(nothing, None, "net")).rows["advice"] == []

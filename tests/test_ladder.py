@@ -106,13 +106,16 @@ def folded(*readings, reasons=()):
     return Audit.of(tuple(rungs), preflight(OURS), Path("report.html"))
 
 
-def test_advice_names_everything_that_leaks():
+def test_every_set_of_files_that_leaks_is_named():
     found = folded(reading("W", NO_EVIDENCE), reading("W0", recovered=[0, 1]), reading("O", recovered=[1]))
     assert [rung.adds for rung in found.rungs] == [None, 2, 0]
-    assert "initial weights" in found.advice
-    assert "optimiser" in found.advice  # it gives the image away on its own, too
-    assert "the final weights" not in found.advice
-    assert [line for line in found.summary if "exposes 2 more training images" in line]
+    assert {each.rungs: (each.answer, each.exposes) for each in found.publications} == {
+        ("W",): ("no evidence, not a clearance", 0),
+        ("W", "O"): ("do not publish", 1),  # it gives the image away on its own, too
+        ("W", "W0"): ("do not publish", 2),
+        ("W", "W0", "C"): ("do not publish", 2),
+        ("W", "W0", "C", "O"): ("do not publish", 2),
+    }
     assert found.finished
 
 

@@ -214,7 +214,7 @@ def test_it_is_said_which_weights_do_not_fit(tmp_path, monkeypatch, capsys):
         assert main(["audit", "--out", "audit", *arguments]) == 2
         complaint = capsys.readouterr().err
         assert "bad.pt, entry 'net'" in complaint
-        assert ("the trained weights" in complaint) == (weights == "bad.pt")
+        assert ("the final weights" in complaint) == (weights == "bad.pt")
         assert ("the initial weights" in complaint) == (initial == "bad.pt")
 
 

@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass, replace
 
 from palimpsest.auditing.agreement import Run, agree, contributing
+from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
@@ -38,6 +39,7 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
+    read_aside(case, plan, plan.runs(controls=case.options.controls))
     return Attempt(case, attacker, plan, unexplained, *read_all(case, plan))
 
 

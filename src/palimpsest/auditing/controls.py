@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ Tick = Callable[[Mapping[str, Any]], object] | None
 LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
 TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as the subject
 TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's distance: the upper limit, and the aim
+CONTROL = Path("control.safetensors")  # in the folder of a rung
 BATCHES = 4  # in which an optimiser sees the public images, because the subject's are unknown
 
 
@@ -148,7 +150,7 @@ def positive_control(case: Case, plan: Plan) -> Subject:
         segments = tuple((start, part(f"end {j}")) for j, (start, _) in enumerate(case.subject.segments))
         return replace(case.subject, model=model, initial=part("initial"), segments=segments, moment=part("moment"))
 
-    return cached_tensors(case.folder / "control.safetensors", case.owner, compute, parse)
+    return cached_tensors(case.folder / CONTROL, case.owner, compute, parse)
 
 
 def trained_control(

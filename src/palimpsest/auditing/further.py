@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 
+from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.attack import Attempt
 from palimpsest.auditing.case import OutOfTimeError
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
-from palimpsest.auditing.reading import read_once
+from palimpsest.auditing.reading import CHECKPOINT, file_of, read_once
 from palimpsest.auditing.stages import cached_json
 from palimpsest.files.schema import Positive
 from palimpsest.files.storage import packed_json, write_atomically
@@ -50,12 +51,12 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
         rung.write(replace(rung.further, closed=True))
 
 
-def _next(rungs: Sequence["_Rung"]) -> tuple["_Rung", int] | None:
-    """The rung to read once more, and the steps for that."""
+def _next(rungs: Sequence["_Rung"]) -> tuple["_Rung", list[int]] | None:
+    """The rung to read once more, and the steps for that. Workers read it several times at once."""
     for goal in (USUAL, MOST):
         for rung in rungs:
             if rung.restarts < goal and (steps := rung.affordable()):
-                return rung, steps
+                return rung, [steps] * (1 if rung.tried.case.executor is None else goal - rung.restarts)
     return None
 
 
@@ -67,9 +68,7 @@ class _Rung:
         self.name, self.path = tried.attacker.name, tried.case.folder / "restarts.json"
         if self.path.exists():
             self.further = cached_json(self.path, tried.case.owner, Further, Further)
-        for steps in self.further.steps:
-            if not self._read(steps):
-                break
+        self._read_all(self.further.steps)
 
     @property
     def restarts(self) -> int:
@@ -83,14 +82,24 @@ class _Rung:
         steps = int(SURE * self.tried.case.clock.seconds_left / pace)
         return min(self.planned.steps, two_digits(steps)) if steps >= SHORTEST * self.planned.steps else 0
 
-    def add(self, steps: int) -> None:
-        note(f"time is left: rung {self.name} is read once more, {steps} steps")
-        self.write(replace(self.further, steps=(*self.further.steps, steps)))
-        self._read(steps)
+    def add(self, steps: list[int]) -> None:
+        times = "once" if len(steps) == 1 else f"{len(steps)} times"
+        note(f"time is left: rung {self.name} is read {times} more, {steps[0]} steps")
+        self.write(replace(self.further, steps=(*self.further.steps, *steps)))
+        self._read_all(steps)
 
     def write(self, further: Further) -> None:
         self.further = further
         write_atomically(self.path, packed_json(asdict(further), owner=self.tried.case.owner))
+
+    def _read_all(self, every: Sequence[int]) -> None:
+        """Further restarts, each with its steps. If the time runs out, the rest is taken back."""
+        for steps in dict.fromkeys(every):
+            runs = [("subject", number) for number, its in enumerate(every, self.restarts) if its == steps]
+            read_aside(self.tried.case, replace(self.planned, steps=steps), runs)
+        for steps in every:
+            if not self._read(steps):
+                break
 
     def _read(self, steps: int) -> bool:
         """One further restart. If the time runs out, it is taken back, because no verdict needs it."""
@@ -99,7 +108,10 @@ class _Rung:
             run = read_once(case, replace(self.planned, steps=steps, restarts=number + 1), "subject", number)
         except OutOfTimeError:
             note(f"out of time: rung {self.name} keeps {number} restarts")
-            (case.folder / "runs" / f"subject-{number}.checkpoint").unlink(missing_ok=True)
+            for late in range(number, self.planned.restarts + len(self.further.steps)):
+                file = case.folder / file_of("subject", late)
+                file.unlink(missing_ok=True)  # of a faster worker
+                file.with_suffix(CHECKPOINT).unlink(missing_ok=True)
             self.write(replace(self.further, steps=self.further.steps[: number - self.planned.restarts]))
             return False
         self.tried.plan = replace(self.planned, restarts=number + 1)

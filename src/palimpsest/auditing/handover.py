@@ -14,14 +14,15 @@ from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.report.words import duration
 
 MEANS = {
-    "ntk": "the change of the weights since their start",
+    "ntk": "the change from the initial to the final weights",
     "path": "each change between weights that are known",
     "gradient": "the first moment in the optimiser's state",
-    "kkt": "the trained weights, at a maximum margin",
-    "multiclass": "the trained weights, at a maximum margin",
-    "kkt-signed": "the trained weights, as weight decay leaves them",
+    "kkt": "the final weights, at a maximum margin",
+    "multiclass": "the final weights, at a maximum margin",
+    "kkt-signed": "the final weights, as weight decay leaves them",
 }
 SEGMENTS = ("checkpoints", "updates")  # files that split the training into segments
+LOSSES = {False: "squared or logistic", True: "cross_entropy or squared"}  # by whether there are several outputs
 
 
 def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
@@ -37,12 +38,21 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
     }
 
 
+def membership_test(found: Preflight, *, change_known: bool) -> str:
+    """How to test whether given images were trained on, which an audit does not say."""
+    rest = "" if change_known else f" --loss LOSS ({LOSSES[found.outputs > 1]}, as in training)"
+    command = Markup("<code>palimpsest membership --images SUSPECTS --held-out OTHERS{}</code>").format(rest)
+    return Markup(
+        "The audit does not test single images for membership. {} does, with the other options of this audit."
+    ).format(command)
+
+
 def _means(audit: Reading) -> str:
     return f"Method {audit.method}: searches images whose gradients explain {MEANS[audit.method]}."
 
 
 def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
-    known = ["The network's code", "the trained weights"]
+    known = ["The network's code", "the final weights"]
     known += ["the initial weights"] if audit.method == "ntk" else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
     known += ["the optimiser's state"] if audit.method == "gradient" else []
@@ -51,8 +61,7 @@ def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
         in_layer = audit.samples in (found.samples, audit.attacker.directions)
         counted = "counted in the first layer" if in_layer else "as given"
         count = f"{audit.samples}, {counted}"
-    score = " The images themselves serve the scores only." if audit.score else ""
-    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"
+    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}."
 
 
 def _effort(audit: Reading) -> str:

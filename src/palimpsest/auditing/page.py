@@ -1,15 +1,14 @@
 """The report of an audit: a summary to hand over, evidence, preflight, controls, limits, advice, and checksums."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import resources
 from typing import Any
 
 from markupsafe import Markup
 
+from palimpsest.auditing.advice import applicable
 from palimpsest.auditing.checksums import Checksums
-from palimpsest.auditing.handover import summary
+from palimpsest.auditing.handover import membership_test, summary
 from palimpsest.auditing.images import answers, by_class
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.auditing.result import Audit, Reading
@@ -59,13 +58,14 @@ def render_audit(
         redacted=redact,
         given=given,
         summary=summary(audit, given),
+        membership=membership_test(audit.preflight, change_known=audit.preflight.related is True),
         classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,
-        advice=json.loads(resources.files("palimpsest.auditing").joinpath("advice.json").read_text())["rows"],
+        advice=applicable(audit),
         settings={"Plan": plan},
         files={**given, "settings": settings or {}, "versions": code},
     )

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -26,6 +27,7 @@ from palimpsest.solver.reconstruction import reconstruct
 from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
+CHECKPOINT = ".checkpoint"  # the suffix of an unfinished reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
@@ -94,10 +96,15 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
     return runs, finished
 
 
+def file_of(role: str, number: int) -> Path:
+    """The file of a finished reconstruction, in the folder of its rung."""
+    return Path("runs") / f"{role}-{number}.safetensors"
+
+
 def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     """One reconstruction. It does not have any candidates if the numbers diverged."""
-    path = case.folder / "runs" / f"{role}-{number}.safetensors"
-    checkpoint = path.with_suffix(".checkpoint")
+    path = case.folder / file_of(role, number)
+    checkpoint = path.with_suffix(CHECKPOINT)
 
     def compute() -> Contents:
         if role != "subject":  # a report shows something of the subject even without time

@@ -2,6 +2,7 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 
 from palimpsest.auditing.case import Case
 from palimpsest.auditing.controls import control_images
@@ -10,6 +11,7 @@ from palimpsest.auditing.plan import MARGIN, MOST_STEPS, RECORD_EVERY, Budget, P
 from palimpsest.auditing.reading import posed
 from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
+from palimpsest.execution.workers import completed
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Everywhere, Subspace
 from palimpsest.solver.loop import Solver
@@ -22,14 +24,20 @@ WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a proce
 
 
 def measured_budget(case: Case, plan: Plan) -> Budget:
-    """The time for this rung, and the speed of this machine."""
+    """The time for this rung, and the speed of this machine or, if there are workers, of one of them."""
+    [(_, measured)] = completed({"speed": partial(_speed, case.sent, plan)}, case.executor, seconds=case.patience)
+    rate, training_rate, preparation = measured()
+    floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
+    return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)
+
+
+def _speed(case: Case, plan: Plan) -> tuple[float, float, float]:
+    """Steps per second of a reconstruction and of a training, and the seconds before a reconstruction begins."""
     began = time.monotonic()
     problem, space = posed(case.subject, plan)
     preparation = time.monotonic() - began
     rate = _reconstruction_rate(problem.to(case.device), space, case.subject.image_shape, plan.candidates)
-    training_rate = _training_rate(case, plan) if case.options.controls else 1.0
-    floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
-    return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)
+    return rate, _training_rate(case, plan) if case.options.controls else 1.0, preparation
 
 
 def _reconstruction_rate(

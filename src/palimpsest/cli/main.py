@@ -7,6 +7,7 @@ import io
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import tyro
@@ -23,7 +24,8 @@ from palimpsest.cli.reconstruct import Reconstruct
 from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
 from palimpsest.cli.train import Train
-from palimpsest.errors import DivergenceError, PalimpsestError
+from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ProcessEndedError
+from palimpsest.execution.processes import launched, place
 from palimpsest.execution.resources import out_of_memory
 from palimpsest.runs import journal
 from palimpsest.runs.journal import printable
@@ -57,8 +59,13 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand)):
+        if launched() > 1 and not isinstance(command, Reconstruct):
+            raise InvalidInputError("only `palimpsest reconstruct` runs on several processes; leave out torchrun")
+        events = journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand))
+        with events if place()[0] == 0 else nullcontext():
             return command.run() or 0
+    except ProcessEndedError as error:
+        return _complain(f"process {place()[0]} of {launched()}: {error}", status=1, of_all=True)
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
@@ -69,11 +76,15 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
+        return _complain(
+            "there is not enough memory; use fewer --candidates, or a smaller network", status=1, of_all=True
+        )
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
 
 
-def _complain(sentence: str, *, status: int) -> int:
-    print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
+def _complain(sentence: str, *, status: int, of_all: bool = False) -> int:
+    """Say what went wrong: once on each host, unless all of its processes should."""
+    if of_all or place()[1] == 0:
+        print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
     return status
