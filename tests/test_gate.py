@@ -138,7 +138,8 @@ def test_the_terminal_names_the_command_that_tests_membership(place, capsys):
 def test_the_record_has_the_numbers_of_the_audit(place):
     record = load(place / "leaking")
     assert record.verdict.outcome == record.readings[0].outcome == "leakage"
-    assert not record.readings[0].estimates.calibrated  # it searched the span
+    estimates = record.readings[0].estimates
+    assert [value is None for value in (estimates.expected, estimates.highest)] == [not estimates.calibrated] * 2
     assert record.readings[0].comparison.recovered == len(record.images.recovered)
     assert record.inputs.weights != load(place / "noisy").inputs.weights
     assert record.inputs.images == load(place / "noisy").inputs.images
@@ -177,7 +178,7 @@ def test_every_training_image_has_an_answer(place):
         ("leaking", {}, 3),
         ("leaking", {"--max-recovered": 0}, 0),
         ("leaking", {"--max-recovered": -1}, 3),
-        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 3),
+        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 4),  # this kind has ranks only
         ("leaking", {"--max-probability": 1}, 3),  # the claim is a comparison, which that does not limit
         ("noisy", {}, 4),
         ("noisy", {"--max-recovered": 4, "--max-probability": 1}, 4),
@@ -208,13 +209,16 @@ def test_images_are_not_counted_without_images(place, capsys):
 def test_the_gate_without_a_comparison(place):
     """Leakage by estimates passes under a limit on estimates only; images that nobody counted are undecided."""
     record = load(place / "leaking")
-    estimated = replace(record.readings[0], comparison=None)
+    highest = 0.9
+    estimates = replace(record.readings[0].estimates, calibrated=True, highest=highest)
+    estimated = replace(record.readings[0], comparison=None, estimates=estimates)
     record = replace(record, readings=[estimated], images=replace(record.images, recovered=None))
-    highest = estimated.estimates.highest
     assert Gate().decide(record).status == 3
     assert Gate(max_probability=highest).decide(record).status == 0
     assert Gate(max_probability=highest - 0.01).decide(record).status == 3
     assert Gate(max_recovered=4).decide(record).status == 4
+    ranks = replace(estimated, estimates=replace(estimates, calibrated=False, highest=None))
+    assert Gate(max_probability=1.0).decide(replace(record, readings=[ranks])).status == 4
     nothing = replace(record, verdict=replace(record.verdict, outcome="no evidence"))
     assert Gate().decide(nothing).status == 0
     assert Gate(max_probability=0.1).decide(nothing).status == 3

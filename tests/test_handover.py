@@ -15,7 +15,7 @@ import torch
 import palimpsest as pal
 from audited import mlp, trained, truth
 from palimpsest.auditing.advice import measured
-from palimpsest.auditing.handover import calibrated, summary
+from palimpsest.auditing.handover import summary
 from palimpsest.auditing.page import render_audit
 from palimpsest.cli.main import main
 from palimpsest.files import storage
@@ -155,20 +155,25 @@ def test_a_control_that_moved_less_shows_beside_its_number(plain):
         assert ("0.3 times" in tiles) == (audit is lazy)
 
 
-def test_probabilities_outside_the_calibration_are_called_ranks(plain):
-    plain = changed(plain, plan=replace(plain.plan, within="everywhere"))
-    assert calibrated(plain, plain.preflight)
-    others = [
-        changed(plain, plan=replace(plain.plan, within="span")),
-        changed(plain, method="path"),
-        changed(plain, plan=replace(plain.plan, at=(0.15, 0.85))),
-    ]
-    others.append(replace(plain, preflight=replace(plain.preflight, bound=None)))  # convolutional
-    for audit in others:
-        assert not calibrated(audit, audit.preflight)
-        page = Sections(render_audit(audit, None, "audit"))
-        assert all("not calibrated" in page.text[section] for section in ("verdict", "candidates", "evidence"))
-    assert "not calibrated" not in render_audit(plain, None, "audit")
+def with_ranking(audit, *, calibrated):
+    """The audit with its verdict, as if its kind were calibrated or not."""
+    rankings = {"ranking": audit.ranking, "negative": audit.negative}
+    audit = changed(audit, **{name: replace(each, calibrated=calibrated) for name, each in rankings.items()})
+    return changed(audit, verdict=pal.auditing.verdict.judge(audit))
+
+
+def test_uncalibrated_kinds_show_ranks_and_no_percentages(plain):
+    sections = ("verdict", "summary", "candidates", "evidence")
+    calibrated, ranks = (
+        Sections(render_audit(with_ranking(plain, calibrated=known), None, "audit")) for known in (True, False)
+    )
+    likeliest = f"{float(plain.ranking.probability[0]):.0%}"
+    assert likeliest in calibrated.text["candidates"]
+    assert "probability" in calibrated.text["evidence"]
+    for section in sections:
+        assert not re.search(r"\d\s*%", ranks.text[section]), section
+    assert "probability" not in ranks.text["evidence"]
+    assert "likely candidates" not in ranks.text["verdict"]
 
 
 def test_leakage_as_a_whole_has_its_own_headline(plain):

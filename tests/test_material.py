@@ -118,7 +118,10 @@ def test_every_rung_is_read_and_judged(digits, training, tmp_path):
     stored = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert [rung["name"] for rung in stored["rungs"]] == ["W", "W0", "C", "O", "T"]
     assert [each["name"] for each in stored["readings"]] == ["W", "W0", "C", "O"]
-    assert not any(each["estimates"]["calibrated"] for each in stored["readings"][2:])  # nobody measured these kinds
+    for each in stored["readings"]:
+        ranked = found.readings[each["name"]].ranking
+        assert each["estimates"]["calibrated"] == ranked.calibrated
+        assert (each["estimates"]["highest"] is None) == (not ranked.calibrated)
     assert stored["rungs"][1]["outcome"] == "leakage"
     assert stored["rungs"][1]["adds"] == found.rungs[1].adds > 0
     assert stored["rungs"][4]["outcome"] is None

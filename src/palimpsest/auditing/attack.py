@@ -10,12 +10,13 @@ from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.auditing.ranking import rank
+from palimpsest.auditing.ranking import kind, rank
 from palimpsest.auditing.reading import AuditEffort, posed, read_all
 from palimpsest.auditing.result import Reading
+from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import LIKELY, Evidence, PositiveControl, judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
@@ -45,11 +46,11 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
 def judged(tried: Attempt, *, looks: int) -> Reading:
     """The verdict on a rung. ``looks`` is the number of rungs that may claim leakage."""
     case, plan, runs = tried.case, tried.plan, tried.runs
-    ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
+    of, candidates = kind(case.subject, plan), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     evidence = Evidence(
-        ranking=ranking,
-        negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
+        ranking=rank(agree(runs["subject"]), of),
+        negative=rank(agree(runs["negative"]), of) if len(runs["negative"]) > 1 else None,
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
         floor=tried.floor,
@@ -117,10 +118,14 @@ def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> Positiv
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
     control, public = positive_control(case, plan), control_images(case, plan)
+    ranking = rank(agreed, kind(case.subject, plan))
+    likely = ranking.images[ranking.probability >= LIKELY]
     return PositiveControl(
-        ranking=rank(agreed),
+        ranking=ranking,
         comparison=score(contributing(runs), public.images, held_out=public.held_out, looks=looks).verdict,
         images=plan.control_images,
         samples=case.options.samples,
         way=way(control, case.subject, plan),
+        likely=len(likely),
+        real=int(shows(likely, public.images, public.held_out, within=plan.within).sum()),
     )

@@ -25,16 +25,6 @@ SEGMENTS = ("checkpoints", "updates")  # files that split the training into segm
 LOSSES = {False: "squared or logistic", True: "cross_entropy or squared"}  # by whether there are several outputs
 
 
-def calibrated(audit: Reading, found: Preflight) -> bool:
-    """Whether the probabilities are frequencies.
-
-    Their map was fitted on dense networks with one output, read by NTK at one tangent point in a search of all images.
-    Elsewhere they are ranks.
-    """
-    like_the_fit = audit.method == "ntk" and len(audit.plan.at) == 1 and audit.plan.within == "everywhere"
-    return like_the_fit and found.bound is not None and found.outputs == 1
-
-
 def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
     """For each item, a text per rung, or one for all: means, knowledge, effort, result, tests, and the rest."""
     every, found = audit.readings.values(), audit.preflight
@@ -42,7 +32,7 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
         "Means tried": [_means(each) for each in every],
         "Knowledge assumed": [_knowledge(each, found, given) for each in every],
         "Effort": [_effort(each) for each in every],
-        "Images affected": [_affected(each, calibrated(each, found)) for each in every],
+        "Images affected": [_affected(each) for each in every],
         "Controls": [_controls(each) for each in every],
         "Not tried": [_not_tried(audit.rungs)],
     }
@@ -84,7 +74,7 @@ def _effort(audit: Reading) -> str:
     return line if audit.finished else line + " The time ran out before the plan was done."
 
 
-def _affected(audit: Reading, frequencies: bool) -> str:
+def _affected(audit: Reading) -> str:
     comparison, verdict = audit.comparison, audit.verdict
     if audit.compared and comparison is not None and comparison.interval is not None:
         count = f"{comparison.recovered} of {comparison.total} training images recovered"
@@ -94,14 +84,16 @@ def _affected(audit: Reading, frequencies: bool) -> str:
         return f"{count}, {f'at least {low} beyond chance' if low else 'no more than by chance'}."
     if not verdict.likely:
         return "None identified."
-    rank = "" if frequencies else ", by an estimate that is not calibrated here"
-    return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real{rank}. Which ones is unknown."
+    if verdict.expected is None:
+        return f"Restarts agree on {verdict.likely} candidates more than by chance. How many are real is unknown."
+    return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real. Which ones is unknown."
 
 
 def _controls(audit: Reading) -> str:
     negative, positive = "No negative control was run", "No positive control was run"
     if audit.negative is not None:
-        negative = f"Negative: the likeliest candidate from permuted values has {audit.bar:.0%}"
+        chance = f"the likeliest candidate from permuted values has {audit.bar:.0%}"
+        negative = f"Negative: {chance if audit.ranking.calibrated else 'permuted values were read too'}"
     if audit.positive is not None:
         comparison = audit.positive.comparison
         easier = audit.positive.easier

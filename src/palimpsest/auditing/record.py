@@ -14,10 +14,8 @@ from torch import Tensor
 
 from palimpsest import __version__
 from palimpsest.auditing.case import Case
-from palimpsest.auditing.handover import calibrated
 from palimpsest.auditing.images import ClassRecord, ImageAnswer, answers, by_class, table
 from palimpsest.auditing.ladder import MISSING
-from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.errors import RunFolderError
@@ -59,7 +57,7 @@ class InputRecord:
 class EstimateRecord:
     calibrated: bool
     likely: int
-    expected: float
+    expected: float | None
     highest: float | None
     by_chance: float | None
 
@@ -181,7 +179,7 @@ def _record(case: Case, audit: Audit, rows: list[ImageAnswer] | None) -> AuditRe
         palimpsest=__version__,
         verdict=HeadlineRecord(verdict.outcome.value, verdict.sentence, verdict.advice, verdict.of, audit.finished),
         inputs=_inputs(case),
-        readings=[_reading(name, each, audit.preflight) for name, each in audit.readings.items()],
+        readings=[_reading(name, each) for name, each in audit.readings.items()],
         images=None if rows is None else _images(rows),
         rungs=[_rung(each) for each in audit.rungs],
         not_tried=list(MISSING),
@@ -204,8 +202,8 @@ def _rung(rung: Rung) -> RungRecord:
     return RungRecord(rung.attacker.name, rung.attacker.knows, outcome, rung.exposes, rung.adds, rung.reason)
 
 
-def _reading(name: str, audit: Reading, found: Preflight) -> ReadingRecord:
-    verdict, p = audit.verdict, audit.ranking.probability
+def _reading(name: str, audit: Reading) -> ReadingRecord:
+    verdict = audit.verdict
     return ReadingRecord(
         name=name,
         method=audit.plan.method,
@@ -217,12 +215,18 @@ def _reading(name: str, audit: Reading, found: Preflight) -> ReadingRecord:
         accuracy=audit.accuracy,
         unexplained=verdict.unexplained,
         unexplained_by_chance=verdict.unexplained_by_chance,
-        estimates=EstimateRecord(
-            calibrated(audit, found), verdict.likely, verdict.expected, float(p.max()) if len(p) else None, verdict.bar
-        ),
+        estimates=_estimates(audit),
         comparison=_comparison(audit),
         positive_control=_control(audit),
     )
+
+
+def _estimates(audit: Reading) -> EstimateRecord:
+    """Without a number that could be taken for a probability, if these are not calibrated."""
+    verdict, ranking = audit.verdict, audit.ranking
+    highest = float(ranking.probability.max()) if ranking.calibrated and len(ranking) else None
+    by_chance = verdict.bar if ranking.calibrated else None
+    return EstimateRecord(ranking.calibrated, verdict.likely, verdict.expected, highest, by_chance)
 
 
 def _comparison(audit: Reading) -> ComparisonRecord | None:
