@@ -24,10 +24,10 @@ from typing import Any
 
 import judged
 import outsiders
+import processes
 import tables
 import torch
 from outsiders import Images, Left, Outsider, State
-from processes import run_all
 from provenance import made_by
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -199,14 +199,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--parts", type=Path, default=PARTS)
     parser.add_argument("--again", action="store_true", help="repeat audits that are in --parts")
-    parser.add_argument("--workers", type=int, default=1)
+    processes.add_arguments(parser)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     chosen = [name for name in TRUE_REASONS if name in options.only]
     parts = {name: options.parts / f"{name}-{options.seed}{'-small' * options.small}.json" for name in chosen}
     todo = {name: path for name, path in parts.items() if options.again or not path.exists()}
-    run_all(
-        {name: partial(_run, name, path, options.seed, options.small) for name, path in todo.items()}, options.workers
+    processes.run_all(
+        {name: partial(_run, name, path, options.seed, options.small) for name, path in todo.items()}, options
     )
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in parts.values()]
     print(table(rows))

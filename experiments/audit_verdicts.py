@@ -31,9 +31,9 @@ from typing import Any
 
 import judged
 import outsiders
+import processes
 import tables
 import torch
-from processes import run_all
 from provenance import made_by
 from torch import Tensor, nn
 
@@ -224,15 +224,15 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=SEED)
     parser.add_argument("--parts", type=Path, default=PARTS)
     parser.add_argument("--again", action="store_true", help="repeat audits that are in --parts")
-    parser.add_argument("--workers", type=int, default=1)
+    processes.add_arguments(parser)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
     every = cases(options.seed)
     chosen = every if options.only is None else [every[i] for i in options.only]
     parts = {case: options.parts / f"{case.number}-{case.seed}{'-small' * options.small}.json" for case in chosen}
     todo = {case: path for case, path in parts.items() if options.again or not path.exists()}
-    run_all(
-        {str(case.number): partial(_run, case, path, options.small) for case, path in todo.items()}, options.workers
+    processes.run_all(
+        {str(case.number): partial(_run, case, path, options.small) for case, path in todo.items()}, options
     )
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in parts.values()]
     shown = table(rows)
