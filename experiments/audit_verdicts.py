@@ -57,7 +57,7 @@ KINDS = {
 }
 MEANS = ("training", "channels", "constant", "none")
 EMPTY, EMPTY_STEPS = 48, 200
-LEAKING, EFFORTS = 20, (150, 500)  # networks, and steps of each of their audits
+LEAKING, EFFORTS = 10, (150, 500)  # networks, and steps of each of their audits
 MANY = 5  # recovered images that forbid "no evidence"
 TURNS = ("perceptron", "convolutional", "residual", "perceptron", "convolutional", "vit", "perceptron", "classes")
 RATES = {"perceptron": 0.005, "convolutional": 0.0005, "residual": 0.0005, "vit": 0.005, "classes": 0.005}
