@@ -6,7 +6,7 @@
 **Empty**: 48 audits. The change of the weights is noise of the size of a training, or a real change with its entries
 permuted, or the images given are not those that the network was trained on. None may be called leaking.
 
-**Leaking**: 20 networks trained by plain torch, each audited with two efforts. None may be called "no evidence" if
+**Leaking**: 10 networks trained by plain torch, each audited with two efforts. None may be called "no evidence" if
 the comparison with the training images finds more than five of them.
 
 Every audit is judged twice: with the training images, and as if only their number had been given. Networks are of five
