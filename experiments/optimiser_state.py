@@ -1,7 +1,8 @@
 """How many images of the last mini-batches can be read from a final checkpoint that holds the optimiser's state?
 
-Networks are trained by plain torch on 100 CIFAR-10 images, for a fixed number of epochs. The attack sees the final weights
-and the first moment of Adam, or the momentum of SGD. It does not see earlier weights. All settings were chosen on seed 11.
+Networks are trained by plain torch on 100 CIFAR-10 images, for a fixed number of epochs. The attack sees the final
+weights and the first moment of Adam, or the momentum of SGD. It does not see earlier weights. The settings of dense
+networks were chosen on seed 11, those of the others are not tuned.
 
     python experiments/optimiser_state.py [--rows …] [--seeds …]   writes experiments/results/optimiser-state
     python experiments/optimiser_state.py --page                   writes the table of its page, and ends
