@@ -40,6 +40,7 @@ PAGE = "experiments/optimiser-state.md"
 LAST = (1, 2, 5)  # batches
 FORGOTTEN = 0.9  # β of SGD's momentum and of Adam's first moment
 SMALL_SHARE = 0.05
+SHARES = ((0.0, 0.02), (0.02, 0.05), (0.05, 0.1), (0.1, 1.0))
 
 DENSE = Reading(steps=600)  # problem() adds the span of the first layer's moment, and whitens it
 CONVOLUTIONAL = Reading(steps=3000, strength=(1.0, 0.1))
@@ -185,17 +186,41 @@ def counts(part: dict[str, Any]) -> dict[str, float]:
     return found
 
 
-def table(results: Path) -> str:
-    """Means over seeds."""
+def load(results: Path) -> dict[str, list[dict[str, Any]]]:
+    """The parts of each row."""
     parts = defaultdict(list)
     for file in sorted(results.glob("*.json")):
         part = json.loads(file.read_bytes())
         parts[part["row"]].append(part)
+    return parts
+
+
+def table(results: Path) -> str:
+    """Means over seeds, and how the images' shares in the moment decide whether they are read."""
+    parts = load(results)
     columns = ["network", "optimiser", "batch", "epochs", "loss", "seeds", "last batch: in the moment", "above 0.4"]
     columns += ["above 0.6", "recovered", "last 2 batches: above 0.6", "recovered", "last 5: above 0.6", "recovered"]
-    return tables.markdown(
-        [*columns, "held-out above 0.4"], [_cells(row, parts[row.name]) for row in ROWS.values() if parts[row.name]]
-    )
+    rows = [row for row in ROWS.values() if parts[row.name]]
+    counted = tables.markdown([*columns, "held-out above 0.4"], [_cells(row, parts[row.name]) for row in rows])
+    columns = ["network", "optimiser", "batch", "epochs", *(f"share {low:.0%} to {high:.0%}" for low, high in SHARES)]
+    shared = [[*_training(row), *(_read(parts[row.name], *between) for between in SHARES)] for row in rows]
+    return counted + "\n" + tables.markdown(columns, shared)
+
+
+def _training(row: Row) -> list[object]:
+    optimiser = "Adam" if row.training.optimiser == "adam" else "SGD, momentum"
+    return [row.says, optimiser, row.training.batch, row.training.epochs]
+
+
+def _read(seeds: Sequence[dict[str, Any]], low: float, high: float) -> str:
+    """How many of the images with such a share in the moment, relative to the largest, have an SSIM above 0.6."""
+    values = [
+        ssim
+        for part in seeds
+        for share, ssim in zip(part["shares"], part["ssim"], strict=True)
+        if low <= share / max(part["shares"]) and (share / max(part["shares"]) < high or high == 1)
+    ]
+    return f"{sum(v > 0.6 for v in values)} of {len(values)}"
 
 
 def _cells(row: Row, seeds: Sequence[dict[str, Any]]) -> list[object]:
@@ -205,15 +230,7 @@ def _cells(row: Row, seeds: Sequence[dict[str, Any]]) -> list[object]:
     def of(batches: int, what: str) -> str:
         return f"{mean[f'{batches} {what}']:.1f} of {mean[f'{batches} of']:.0f}"
 
-    how = row.training
-    optimiser = "Adam" if how.optimiser == "adam" else "SGD, momentum"
-    cells: list[object] = [
-        row.says,
-        optimiser,
-        how.batch,
-        how.epochs,
-        f"{fmean(p['training']['loss'] for p in seeds):.2g}",
-    ]
+    cells = [*_training(row), f"{fmean(p['training']['loss'] for p in seeds):.2g}"]
     cells += [len(seeds), *(of(1, what) for what in ("held", "above 0.4", "above 0.6", "recovered"))]
     cells += [of(batches, what) for batches in LAST[1:] for what in ("above 0.6", "recovered")]
     return [*cells, f"{mean['held-out above 0.4']:.1f}"]
