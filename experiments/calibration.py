@@ -18,12 +18,11 @@ import argparse
 import json
 import os
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache
-from multiprocessing import get_context
+from functools import cache, partial
 from pathlib import Path
 from zlib import crc32
 
+import processes
 import torch
 from provenance import made_by
 from reproduce import experiment
@@ -34,7 +33,8 @@ from palimpsest.runs.reconstruct import ReconstructOptions
 from palimpsest.runs.train import TrainOptions
 from palimpsest.scoring.metrics import gaussian_blur
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).resolve().parents[1]
+SCRATCH = ROOT / "runs" / "calibration"
 DATA = ("faces", "digits", "cifar10")
 SIZES = (4, 10, 20, 40, 100)
 FEWEST_HELD_OUT = 20
@@ -98,7 +98,7 @@ def _synthetic(kind: str, y: Tensor, m: Tensor, std: Tensor | float, k: int, gen
 
 
 def _stored(name: str, n: int) -> Path:
-    return Path(os.environ["PALIMPSEST_CALIBRATION"]) / f"{name}-{n}.pt"
+    return SCRATCH / f"{name}-{n}.pt"
 
 
 def reconstruct_others(job: tuple[str, int, int]) -> str:
@@ -181,24 +181,23 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", type=int, default=SIZES)
     parser.add_argument("--demo-seeds", type=int, default=10)
     parser.add_argument("--cifar10-seeds", type=int, default=3)
-    parser.add_argument("--workers", type=int, default=os.cpu_count())
+    processes.add_arguments(parser, workers=os.cpu_count())
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "results" / "calibration.json")
     options = parser.parse_args()
-    os.environ.setdefault("PALIMPSEST_CALIBRATION", str(ROOT / "runs" / "calibration"))
-    Path(os.environ["PALIMPSEST_CALIBRATION"]).mkdir(parents=True, exist_ok=True)
+    SCRATCH.mkdir(parents=True, exist_ok=True)
     kinds = (*SYNTHETIC, "reconstructions")
-    readers = min(options.workers, 8) if torch.cuda.is_available() else 1
-    with ProcessPoolExecutor(readers, mp_context=get_context("spawn")) as pool:
+    with processes.executor(options) as workers:
         others = [(name, n, options.steps) for name in options.data for n in options.sizes]
-        for line in pool.map(reconstruct_others, others):
+        for line in processes.results([partial(reconstruct_others, other) for other in others], workers):
             print(line, flush=True)
-        recovered = [*pool.map(demo, range(options.demo_seeds)), *pool.map(cifar10, range(options.cifar10_seeds))]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        readings = [partial(demo, seed) for seed in range(options.demo_seeds)]
+        readings += [partial(cifar10, seed) for seed in range(options.cifar10_seeds)]
+        recovered = processes.results(readings, workers)
         cells = [
             (name, n, mean, kind, options.draws)
             for name in options.data for n in options.sizes for mean in MEANS for kind in kinds
         ]  # fmt: skip
-        rows = list(pool.map(false_claims, cells))
+        rows = processes.results([partial(false_claims, cell) for cell in cells], workers)
     draws, claims = (sum(row[key] for row in rows) for key in ("draws", "claims"))
     result = {
         **made_by("python experiments/calibration.py"),
@@ -217,4 +216,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    import calibration  # workers find its functions under this name
+
+    calibration.main()

@@ -104,12 +104,14 @@ def trained(kind: Kind, data: DataSet, seed: int, *, epochs: int) -> Left:
     return Left(model.eval(), equally_far(states), rule.state_dict(), rows)
 
 
-def equally_far(states: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """The first and the last of the states, and those between that divide the way into equal parts."""
+def equally_far(states: list[dict[str, Tensor]], segments: int = SEGMENTS) -> list[dict[str, Tensor]]:
+    """The first and the last of the states, and different ones between that divide the way into nearly equal parts."""
     moved = [sum(float((s[name] - t).square().sum()) for name, t in states[0].items()) ** 0.5 for s in states]
-    goals = [moved[-1] * j / SEGMENTS for j in range(1, SEGMENTS)]
-    chosen = sorted({min(range(1, len(states) - 1), key=lambda i: abs(moved[i] - goal)) for goal in goals})
-    return [states[0], *(states[i] for i in chosen), states[-1]]
+    chosen = [0]
+    for j in range(1, segments):
+        later = range(chosen[-1] + 1, len(states) - 1)
+        chosen += [min(later, key=lambda i: abs(moved[i] - moved[-1] * j / segments))] if later else []
+    return [*(states[i] for i in chosen), states[-1]]
 
 
 def objectives(kind: Kind, left: Left) -> dict[str, tuple[Any, Any]]:

@@ -32,7 +32,7 @@ from palimpsest.scoring.rates import rates
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "results" / "membership.json", "membership.md"
 BATCH, SEEDS = 10, (60, 61, 62)
-PER_CLASS, HELD_OUT = 300, 1000  # images to test, of which the network sees some, and held-out images
+TESTED, HELD_OUT = 600, 1000  # images to test, of which the network sees some, and held-out images
 SEGMENTS = 4
 
 
@@ -48,6 +48,7 @@ class Kind:
     rate: float = 5e-3
     decay: float = 0.0
     epochs: int = 300
+    classes: int = 2  # two are told apart by one output and the squared loss, more by an output each
 
 
 KINDS = (
@@ -59,30 +60,39 @@ KINDS = (
     Kind("the same, 2 epochs", "cnn", 50, epochs=2),
     Kind("the same, 400 images for 256 units", "cnn", 400, epochs=100),
     Kind("CNN, three convolutions, average pooling", "pooled", 50, ("initial weights", "checkpoints")),
+    Kind("MLP 3072–1000–1000–10", "mlp", 100, rate=0.02, classes=10),
+    Kind("CNN, two convolutions, two dense layers, ten classes", "cnn", 50, rate=0.02, classes=10),
 )
 
 
 def network(kind: Kind, shape: tuple[int, ...], width: int) -> nn.Module:
     channels, side = shape[0], (shape[1] + 3) // 4  # after two strides of two
+    outputs = 1 if kind.classes == 2 else kind.classes
     if kind.network == "mlp":
-        return pal.networks.MLP(shape, hidden=(4 * width, 4 * width))
+        return pal.networks.MLP(shape, hidden=(4 * width, 4 * width), outputs=outputs)
     if kind.network == "cnn":
         width = width * 256 // 250
         return nn.Sequential(
             nn.Conv2d(channels, width // 16, 5, 2, 2), nn.ReLU(),
             nn.Conv2d(width // 16, width // 8, 3, 2, 1), nn.ReLU(),
-            nn.Flatten(), nn.Linear(width // 8 * side**2, width), nn.ReLU(), nn.Linear(width, 1),
+            nn.Flatten(), nn.Linear(width // 8 * side**2, width), nn.ReLU(), nn.Linear(width, outputs),
         )  # fmt: skip
     width = width // 8
     return nn.Sequential(
         nn.Conv2d(channels, width, 3, 2, 1), nn.ReLU(), nn.Conv2d(width, 2 * width, 3, 2, 1), nn.ReLU(),
         nn.Conv2d(2 * width, 4 * width, 3, 2, 1), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 1),
+        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, outputs),
     )  # fmt: skip
 
 
+def loss(Φ: Tensor, y: Tensor) -> Tensor:
+    """(n,) the squared loss of one output, or the cross-entropy of several."""
+    return (Φ.flatten() - y).square() if Φ.shape[1] == 1 else nn.functional.cross_entropy(Φ, y, reduction="none")
+
+
 def trained(model: nn.Module, kind: Kind, x: Tensor, y: Tensor, *, epochs: int) -> list[dict[str, Tensor]]:
-    """Train in place, until every output is right to 0.05; the weights before, after, and at equal times between."""
+    """Train in place, until every image is fitted; the weights before, after, and at equal times between."""
+    fitted = 0.05**2 if kind.classes == 2 else 0.05  # the largest loss of a fitted image
     if kind.optimiser == "adam":
         rule: torch.optim.Optimizer = torch.optim.Adam(model.parameters(), lr=kind.rate)
     else:
@@ -91,18 +101,25 @@ def trained(model: nn.Module, kind: Kind, x: Tensor, y: Tensor, *, epochs: int) 
     for _ in range(epochs):
         for rows in torch.randperm(len(x)).split(BATCH):
             rule.zero_grad()
-            (model(x[rows]).flatten() - y[rows]).square().mean().backward()
+            loss(model(x[rows]), y[rows]).mean().backward()
             rule.step()
         states.append(copy.deepcopy(model.state_dict()))
-        if float((model(x).flatten() - y).detach().abs().max()) < 0.05:
+        if float(loss(model(x), y).detach().max()) < fitted:
             break
     last = len(states) - 1
     return [states[round(last * j / SEGMENTS)] for j in range(SEGMENTS + 1)] if last >= SEGMENTS else states
 
 
+def drawn(kind: Kind, name: str, tested: int, seed: int, held_out: int = 120) -> DataSet:
+    """Equally many images of each class, to test and held out."""
+    counts = {"per_class": tested // kind.classes, "held_out_per_class": held_out // kind.classes}
+    return pal.datasets.load(name, **counts, seed=seed, task="binary" if kind.classes == 2 else "classes")
+
+
 def halves(data: DataSet, n: int) -> tuple[Tensor, Tensor]:
-    """Rows of the training images, n/2 of each class, and of the images that the network never sees."""
-    chosen = torch.cat([torch.where(data.train.labels == y)[0][: n // 2] for y in data.train.labels.unique()])
+    """Rows of n training images, equally many of each class, and of the images that the network never sees."""
+    classes = data.train.labels.unique()
+    chosen = torch.cat([torch.where(data.train.labels == y)[0][: n // len(classes)] for y in classes])
     return chosen, torch.tensor([i for i in range(len(data.train)) if i not in set(chosen.tolist())])
 
 
@@ -111,13 +128,13 @@ def measured(kind: Kind, seed: int, data: DataSet, *, width: int, epochs: int) -
     images, held_out = data.train.images, data.held_out.images
     torch.manual_seed(seed)
     model = network(kind, data.image_shape, width)
-    x, y = data.centred(images[rows]), data.train.labels[rows].float()
+    labels = [part.labels.float() if kind.classes == 2 else part.labels for part in (data.train, data.held_out)]
+    x, y = data.centred(images[rows]), labels[0][rows]
     states = trained(model, kind, x, y, epochs=epochs)
     row: dict[str, Any] = {"network": kind.says, "kind": kind.network, "images": kind.images, "seed": seed}
     row |= made_by("python experiments/membership.py") | {"unseen": len(others), "held out": len(held_out)}
     with torch.no_grad():
-        known = [(images[rows], y), (held_out, data.held_out.labels.float())]
-        losses = [-(model(data.centred(some)).flatten() - labels).abs() for some, labels in known]
+        losses = [-loss(model(data.centred(some)), y) for some, y in ((images[rows], y), (held_out, labels[1]))]
     found = rates(*losses)
     row["loss"] = {"auc": found.verdict.auc, **{f"{α:g}": share for α, share in found.named.items()}}
     for name in kind.known:
@@ -165,17 +182,15 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the table into its page, and end")
     options = parser.parse_args()
     if options.small:
-        data = pal.datasets.load("digits", per_class=60, held_out_per_class=60, seed=0)
         for kind in KINDS:
-            measured(replace(kind, images=min(kind.images, 60)), 0, data, width=32, epochs=5)
+            measured(replace(kind, images=min(kind.images, 60)), 0, drawn(kind, "digits", 120, 0), width=32, epochs=5)
         return
     rows = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
     known = {(row["network"], row["kind"], row["seed"]) for row in rows}
     for kind in () if options.page else KINDS:
         for seed in SEEDS:
             if (kind.says, kind.network, seed) not in known:
-                counts = {"per_class": PER_CLASS, "held_out_per_class": HELD_OUT // 2}
-                data = pal.datasets.load("cifar10-test", **counts, seed=seed)
+                data = drawn(kind, "cifar10-test", TESTED, seed, HELD_OUT)
                 rows.append(measured(kind, seed, data, width=250, epochs=kind.epochs))
                 RESULTS.write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
     tables.write(PAGE, table(rows))

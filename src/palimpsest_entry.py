@@ -3,17 +3,18 @@
 import os
 import signal
 import sys
+import time
 
 
 def main() -> int:
     """Import and run the command line. Ctrl-C before that ends in one sentence, without a traceback."""
-    before = signal.getsignal(signal.SIGINT)
+    began, before = time.monotonic(), signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # it may be ignored, as it is under nohup
         signal.signal(signal.SIGINT, _leave)
     from palimpsest.cli.main import main as run
 
     signal.signal(signal.SIGINT, before)
-    return run()
+    return run(began=began)
 
 
 def _leave(*_: object) -> None:

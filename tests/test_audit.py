@@ -60,7 +60,7 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.floor < 0.5
     assert found.negative.probability.max() < verdict.LIKELY
     assert found.accuracy == 1
-    assert found.summary == [found.verdict.sentence, "Do not publish the initial weights or the seed."]
+    assert [each.answer for each in found.publications[:3]] == ["not tested", "not tested", "do not publish"]
     page = found.report.read_text()
     assert found.verdict.sentence in page
     assert "Positive control" in page
@@ -183,7 +183,7 @@ def test_when_time_runs_out_there_is_a_report_and_the_same_command_goes_on(tmp_p
     stopped = tiny(out, minutes=1e-3)
     assert stopped.verdict.outcome is Outcome.NO_VERDICT
     assert not stopped.finished
-    assert stopped.summary == [stopped.verdict.sentence, OUT_OF_TIME]
+    assert (stopped.summary[0], stopped.summary[-1]) == (stopped.verdict.sentence, OUT_OF_TIME)
     assert OUT_OF_TIME in stopped.report.read_text()
     with caplog.at_level("INFO", "palimpsest"):
         done = tiny(out)
@@ -243,7 +243,7 @@ def test_the_speed_of_training_leaves_out_the_first_call(monkeypatch):
     clock, calls = [0.0], []
 
     def training(*_, steps, **__):
-        clock[0] += 0.1 * steps + (0 if calls else 100.0)
+        clock[0] += 0.1 * steps + (0 if calls else 10.0)
         calls.append(steps)
 
     monkeypatch.setattr(speed, "train", training)

@@ -89,8 +89,7 @@ def test_methods_follow_outputs_and_weight_decay():
 def test_plans_fit_into_the_time_there_is(seconds, rate):
     found = preflight(fitted_mlp(steps=20))
     made = plan.timed_plan(untimed(found, Options()), Options(), plan.Budget(seconds, rate, 100.0))
-    spent = len(made.runs(controls=True)) * made.steps * len(made.at) / rate + made.control_steps / 100.0
-    assert spent <= seconds or made.steps == plan.FEWEST_STEPS
+    assert plan.Budget(seconds, rate, 100.0).cost(made, controls=True) <= seconds or made.steps == plan.FEWEST_STEPS
     assert [role for role, _ in made.runs(controls=True)][:4] == ["subject", "subject", "negative", "negative"]
 
 
@@ -110,6 +109,9 @@ def test_options_replace_what_would_be_chosen():
     assert made.control_steps == 9
 
 
+KIND = ranking.Kind("ntk", "everywhere", "dense", "one")
+
+
 def noise(*shape, seed):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
@@ -125,7 +127,7 @@ def test_what_restarts_share_is_merged_and_ranked_first():
     assert len(found) == 2 + 9
     assert (found.agreement[:2] > 0.99).all()
     assert (found.agreement[2:] < 0.6).all()
-    ranked = ranking.rank(found)
+    ranked = ranking.rank(found, KIND)
     assert (ranked.probability.diff() <= 0).all()
     assert {tuple(image.flatten().tolist()) for image in ranked.images[:2]} == {
         tuple(f.flatten().tolist()) for f in faces
@@ -135,7 +137,7 @@ def test_what_restarts_share_is_merged_and_ranked_first():
 def test_candidates_that_contribute_nothing_do_not_count():
     same = noise(4, *SHAPE, seed=0)
     runs = [agreement.Run(same, torch.full((4,), 1e-9), 1.0) for _ in range(2)]
-    nothing = ranking.rank(agreement.agree(runs))
+    nothing = ranking.rank(agreement.agree(runs), KIND)
     assert len(nothing) == 0
     assert verdict.judge(verdict.Evidence(nothing, nothing)).outcome is Outcome.UNDECIDED
 
@@ -144,7 +146,7 @@ def test_what_explains_nothing_is_not_likely_however_far_restarts_agree():
     """Every restart may fall into the same blob; that is no training image."""
     blob = noise(1, *SHAPE, seed=0)
     runs = [agreement.Run(blob, torch.full((1,), 1e-3), 1.0) for _ in range(3)]
-    found = ranking.rank(agreement.agree(runs))
+    found = ranking.rank(agreement.agree(runs), KIND)
     assert len(found) == 1
     assert found.probability[0] < verdict.LIKELY
 

@@ -13,7 +13,7 @@ from palimpsest.scoring import judge as compare
 
 def ranked(*probabilities, explained):
     n, p = len(probabilities), torch.tensor(probabilities).double()
-    return Ranking(torch.zeros(n, 1, 8, 8), p, torch.ones(n), explained)
+    return Ranking(torch.zeros(n, 1, 8, 8), p, torch.ones(n), explained, calibrated=True)
 
 
 def comparison(recovered, *, n=40, held_out=40):
@@ -27,6 +27,8 @@ READ, UNREAD = ranked(0.95, 0.9, 0.6, explained=0.9), ranked(0.1, explained=0.15
 NOTHING, CHANCE = ranked(0.02, 0.01, explained=0.6), ranked(0.03, explained=0.1)
 CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1)
 BLIND = Evidence(NOTHING, CHANCE, CONTROL)
+UNCALIBRATED = replace(READ, calibrated=False)
+CONFIRMING, REFUTING = replace(CONTROL, likely=5, real=4), replace(CONTROL, likely=5, real=3)
 COMPARED = replace(BLIND, comparison=comparison(0), floor=0.1, accuracy=1.0)
 LEAKAGE, NO_EVIDENCE, UNDECIDED, NO_VERDICT = Outcome
 
@@ -52,6 +54,13 @@ CASES = {
         replace(BLIND, ranking=ranked(*[0.9] * 6, explained=0.9), samples=4),
         LEAKAGE,
     ),
+    "candidates of an uncalibrated kind": (replace(BLIND, ranking=UNCALIBRATED), UNDECIDED),
+    "the same, confirmed by the control": (
+        replace(BLIND, ranking=UNCALIBRATED, positive=CONFIRMING),
+        LEAKAGE,
+    ),
+    "the same, refuted by the control": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), UNDECIDED),
+    "a calibrated kind, whatever the control": (replace(BLIND, ranking=READ, positive=REFUTING), LEAKAGE),
     "nothing found by comparison": (COMPARED, NO_EVIDENCE),
     "nothing found without the images": (BLIND, NO_EVIDENCE),
     "no control": (replace(BLIND, positive=None), UNDECIDED),
@@ -134,3 +143,14 @@ def test_few_held_out_images_leave_the_verdict_to_the_estimates():
     too_few = replace(COMPARED, comparison=compare(torch.ones(4), torch.zeros(2)))
     assert judge(too_few).outcome is NO_EVIDENCE
     assert judge(replace(too_few, ranking=READ)).outcome is LEAKAGE
+
+
+@pytest.mark.parametrize("positive", [None, CONTROL, CONFIRMING, REFUTING])
+@pytest.mark.parametrize("p", [(0.95, 0.9, 0.6), (0.95,), (0.7, 0.6), (0.3, 0.3, 0.3, 0.3)])
+def test_ranks_are_not_told_as_probabilities(p, positive):
+    ranking = replace(ranked(*p, explained=0.9), calibrated=False)
+    found = judge(replace(BLIND, ranking=ranking, positive=positive))
+    assert found.found
+    assert found.expected is None
+    assert "%" not in found.sentence
+    assert "estimated" not in found.sentence

@@ -11,6 +11,7 @@ from palimpsest import bench as benchmark
 from palimpsest.bench import Effort, Shape, steps
 from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError
+from palimpsest.execution.processes import Processes
 from palimpsest.runs.reconstruct import NODES, ReconstructOptions
 from palimpsest.runs.train import TrainOptions
 from palimpsest.solver import memory
@@ -77,8 +78,8 @@ def test_the_estimate_of_memory_is_that_of_the_chunks():
     objective, _ = steps._problem(shape, CPU)
     gigabytes = steps.estimated_megabytes(shape) / 1e3
     x = torch.zeros(1000, *shape.image)
-    assert memory.chunk_size(objective, x, 1.001 * gigabytes) is None
-    assert memory.chunk_size(objective, x, 0.999 * gigabytes) == 512
+    assert memory.chunk_size(objective, x, 1.001 * gigabytes, Processes(), len(x)) is None
+    assert memory.chunk_size(objective, x, 0.999 * gigabytes, Processes(), len(x)) == 512
 
 
 def test_shapes_and_efforts_that_make_no_sense():

@@ -157,7 +157,7 @@ def test_a_run_folder_of_another_version(trained, tmp_path, capsys):
 def test_a_run_folder_in_use(trained, capsys):
     with RunFolder(trained).locked():
         other = subprocess.run(
-            [sys.executable, "-m", "palimpsest.cli", "report", str(trained)],
+            [sys.executable, "-m", "palimpsest", "report", str(trained)],
             capture_output=True,
             text=True,
             check=False,

@@ -134,7 +134,8 @@ def test_the_page_shows_which_images_are_named():
     rows = json.loads((ROOT / "docs" / "results" / "membership.json").read_text(encoding="utf-8"))
     assert membership.table(rows) in (ROOT / "docs" / "membership.md").read_text(encoding="utf-8")
     decided = [row["initial weights"] for row in rows if row["images"] <= 100 and row["kind"] != "pooled"]
-    assert len(decided) == 18
+    assert len(decided) == 24
+    assert sum(row["network"].endswith(("–10", "ten classes")) for row in rows) == 6  # several outputs
     assert all(part["0.01"] == part["0.001"] == 1 and part["never saw"]["0.01"] <= 0.025 for part in decided)
 
 
@@ -204,5 +205,16 @@ def test_what_is_said_about_digits_is_what_was_measured(name):
         assert ahead == ((name, k) != ("kkt-mnist-100", 60))
 
 
-def test_the_tables_of_the_documents_are_those_of_the_measurements():
-    subprocess.run([sys.executable, ROOT / "experiments" / "performance.py", "--check"], check=True)
+@pytest.mark.parametrize("script", ["performance", "scaling"])
+def test_the_tables_of_the_documents_are_those_of_the_measurements(script):
+    subprocess.run([sys.executable, ROOT / "experiments" / f"{script}.py", "--check"], check=True)
+
+
+def test_the_guide_answers_for_the_network_of_its_ladder():
+    """Sets of files expose what their rungs add: W and O, W0, C, and all."""
+    rows = {row["rung"]: row for row in json.loads((ROOT / "docs" / "results" / "ladder.json").read_bytes())["rows"]}
+    page = (ROOT / "docs" / "auditing.md").read_text(encoding="utf-8")
+    shown = [int(count) for count in re.findall(r"do not publish: (\d+) of 40 training images exposed", page)]
+    more = rows["W0"]["more"] + rows["C"]["more"]
+    assert shown == [rows["O"]["exposes"], rows["W0"]["exposes"], more, more + rows["O"]["more"]]
+    assert rows["W"]["outcome"] == "no verdict"

@@ -19,6 +19,7 @@ from palimpsest.bench import steps
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import Execution, Executor, fusion
 from palimpsest.execution.graph import CAPTURE, Graph, copies
+from palimpsest.execution.processes import Processes
 from palimpsest.objectives import dense
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver import loop, memory
@@ -157,7 +158,7 @@ def test_chunks_change_nothing(case: Case, dtype, relative):
 def test_a_bound_on_memory_sets_the_size_of_chunks():
     objective = pal.KKT(pal.networks.MLP(100, (200, 200)), sharpness=5.0)
     x = torch.randn(5000, 100)
-    sizes = [memory.chunk_size(objective, x, gigabytes) for gigabytes in (None, 0.01, 0.001)]
+    sizes = [memory.chunk_size(objective, x, gigabytes, Processes(), len(x)) for gigabytes in (None, 0.01, 0.001)]
     assert sizes[0] is None
     assert 5000 > sizes[1] > sizes[2] >= 1
     assert all(size & (size - 1) == 0 for size in sizes[1:])

@@ -2,9 +2,12 @@
 
 import csv
 import json
+import re
 import runpy
+import shlex
 import sys
 from dataclasses import replace
+from html import unescape
 from importlib import resources
 
 import jsonschema
@@ -97,10 +100,46 @@ def test_audits_are_as_the_schema_says_to_the_last_field(name, place, schema):
             jsonschema.validate(content | wrong, schema)
 
 
+def test_the_report_the_terminal_and_the_record_say_what_may_be_published(place, capsys):
+    """All three have the same answers. The question is the first thing on the page, before any number."""
+    assert main(command(place, "leaking")) == 0
+    said, page = capsys.readouterr().out, unescape((place / "leaking" / "report.html").read_text())
+    record = load(place / "leaking")
+    answers = {tuple(each.rungs): (each.answer, each.exposes) for each in record.publication}
+    count = len(record.images.recovered)
+    assert answers[("W",)] == ("not tested", None)
+    assert answers[("W", "W0")] == answers[("W", "W0", "C", "O")] == ("do not publish", count)
+    for each in record.publication:
+        (line,) = [line for line in said.splitlines() if line.strip().startswith(f"{each.files}  ")]
+        assert line.endswith(f"{each.answer}: {each.reason}")
+        row = re.search(rf'<tr class="[a-z-]+"><th scope="row">{each.files}</th><td>(.*?)</td>', page)
+        assert row[1] == f"<b>{each.answer}</b>: {each.reason}"
+    assert page.index('id="publish"') < page.index('class="figures"')
+
+
+def test_the_terminal_names_the_command_that_tests_membership(place, capsys):
+    """With the initial weights their change shows members; with the final weights alone, the loss does."""
+    assert main(command(place, "leaking")) == 0
+    with_start = capsys.readouterr().out
+    words = command(place, "weights-only", "--steps", "2", "--candidates", "2")
+    words[words.index("--rungs") + 1] = "W"
+    start = words.index("--initial")
+    del words[start : start + 2]
+    assert main(words) == 0
+    without = capsys.readouterr().out
+    for said, has_loss in ((with_start, False), (without, True)):
+        (line,) = [line.strip() for line in said.splitlines() if line.strip().startswith("palimpsest membership")]
+        assert ("--loss" in line) == has_loss
+        assert main(shlex.split(line)[1:]) == 0  # as it is printed
+    assert json.loads((place / "weights-only-membership" / "membership.json").read_text())["statistic"] == "loss"
+    assert "--loss" in (place / "weights-only" / "report.html").read_text()
+
+
 def test_the_record_has_the_numbers_of_the_audit(place):
     record = load(place / "leaking")
     assert record.verdict.outcome == record.readings[0].outcome == "leakage"
-    assert not record.readings[0].estimates.calibrated  # it searched the span
+    estimates = record.readings[0].estimates
+    assert [value is None for value in (estimates.expected, estimates.highest)] == [not estimates.calibrated] * 2
     assert record.readings[0].comparison.recovered == len(record.images.recovered)
     assert record.inputs.weights != load(place / "noisy").inputs.weights
     assert record.inputs.images == load(place / "noisy").inputs.images
@@ -139,7 +178,7 @@ def test_every_training_image_has_an_answer(place):
         ("leaking", {}, 3),
         ("leaking", {"--max-recovered": 0}, 0),
         ("leaking", {"--max-recovered": -1}, 3),
-        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 3),
+        ("leaking", {"--max-recovered": 0, "--max-probability": 0.5}, 4),  # this kind has ranks only
         ("leaking", {"--max-probability": 1}, 3),  # the claim is a comparison, which that does not limit
         ("noisy", {}, 4),
         ("noisy", {"--max-recovered": 4, "--max-probability": 1}, 4),
@@ -170,13 +209,16 @@ def test_images_are_not_counted_without_images(place, capsys):
 def test_the_gate_without_a_comparison(place):
     """Leakage by estimates passes under a limit on estimates only; images that nobody counted are undecided."""
     record = load(place / "leaking")
-    estimated = replace(record.readings[0], comparison=None)
+    highest = 0.9
+    estimates = replace(record.readings[0].estimates, calibrated=True, highest=highest)
+    estimated = replace(record.readings[0], comparison=None, estimates=estimates)
     record = replace(record, readings=[estimated], images=replace(record.images, recovered=None))
-    highest = estimated.estimates.highest
     assert Gate().decide(record).status == 3
     assert Gate(max_probability=highest).decide(record).status == 0
     assert Gate(max_probability=highest - 0.01).decide(record).status == 3
     assert Gate(max_recovered=4).decide(record).status == 4
+    ranks = replace(estimated, estimates=replace(estimates, calibrated=False, highest=None))
+    assert Gate(max_probability=1.0).decide(replace(record, readings=[ranks])).status == 4
     nothing = replace(record, verdict=replace(record.verdict, outcome="no evidence"))
     assert Gate().decide(nothing).status == 0
     assert Gate(max_probability=0.1).decide(nothing).status == 3
@@ -195,10 +237,34 @@ def test_two_audits_are_compared(place, capsys):
     assert stored["exposed"] == sorted(now - was)
     (warning,) = stored["warnings"]  # noise hides the span, so that plan searches everywhere
     assert "within" in warning
-    rows = {row["what"]: (row["old"], row["new"]) for row in stored["rows"]}
-    assert rows["outcome"][0] == "leakage"
-    assert rows["training images recovered"] == (f"{len(was)} of 4", f"{len(now)} of 4")
-    assert all(what in shown for what in rows)
+    rows = {(row["reading"], row["what"]): (row["old"], row["new"]) for row in stored["rows"]}
+    assert rows["W0", "outcome"][0] == "leakage"
+    assert rows["", "headline"][0] == "leakage by W0"
+    assert rows["", "training images recovered"] == (f"{len(was)} of 4", f"{len(now)} of 4")
+    assert all(what in shown for _, what in rows)
+
+
+def test_rungs_are_compared_with_themselves_alone(place):
+    """An audit that read another rung: nothing of the two is compared, and that is said."""
+
+    def other_rung(content):
+        content["readings"][0] |= {"name": "C", "outcome": "undecided"}
+        content["inputs"]["weights"] = ""
+
+    found = changed(place, "other-rung", other_rung)
+    rows = [(row.reading, row.what, row.old, row.new) for row in found.rows]
+    assert rows == [("W0", "outcome", "leakage", "not read"), ("C", "outcome", "not read", "undecided")]
+    assert (found.hidden, found.exposed) == (None, None)
+    assert sorted(warning.split()[2] for warning in found.warnings) == ["new", "old"]
+
+    def more_rungs(content):
+        content["readings"].append(content["readings"][0] | {"name": "C", "unexplained": 0.1})
+        content["verdict"]["rung"] = "C"
+
+    more = changed(place, "more-rungs", more_rungs)
+    assert {row.reading for row in more.rows} == {"W0", "C"}
+    (share,) = [row for row in more.rows if row.what == "share unexplained"]
+    assert (share.reading, share.old) == ("W0", share.new)  # not that of C, the new headline
 
 
 def changed(place, folder, change):
@@ -220,7 +286,30 @@ def test_audits_that_differ_in_more_than_the_weights_are_told(place):
     assert len(shape.warnings) == 1
 
 
-@pytest.mark.parametrize("content", [None, "{", "{}", '{"schema": 2}', '{"schema": 1, "verdict": 3}'])
+def test_fields_of_a_later_version_are_ignored_and_damage_is_not(place, tmp_path):
+    content = json.loads((place / "leaking" / "audit.json").read_text())
+    later = content | {"later": {"a": [1]}}
+    for part in ("verdict", "inputs", "images"):
+        later[part] = later[part] | {"later": 3}
+    for part in ("readings", "rungs", "publication"):
+        later[part] = [each | {"later": None} for each in later[part]]
+    later["readings"][0]["comparison"]["later"] = later["images"]["classes"][0]["later"] = "x"
+    (tmp_path / "audit.json").write_text(json.dumps(later))
+    assert load(tmp_path) == load(place / "leaking")
+    earlier = {name: each for name, each in content.items() if name not in ("publication", "doubts")}
+    (tmp_path / "audit.json").write_text(json.dumps(earlier))
+    assert load(tmp_path).publication == []
+    for part, name in (("verdict", "outcome"), ("inputs", "weights")):
+        damaged = content | {part: {key: each for key, each in content[part].items() if key != name}}
+        (tmp_path / "audit.json").write_text(json.dumps(damaged))
+        with pytest.raises(RunFolderError, match=f"{part}.{name} is missing"):
+            load(tmp_path)
+    (tmp_path / "audit.json").write_text(json.dumps(content | {"rungs": [3]}))
+    with pytest.raises(RunFolderError, match="damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("content", [None, "{", "{}", "[]", "3", '{"schema": 2}', '{"schema": 1, "verdict": 3}'])
 def test_folders_that_are_no_finished_audits_are_refused(content, place, tmp_path, capsys):
     if content is not None:
         (tmp_path / "audit.json").write_text(content)
@@ -233,6 +322,6 @@ def test_folders_that_are_no_finished_audits_are_refused(content, place, tmp_pat
 def test_the_command_line_is_a_module(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["palimpsest", "--version"])
     with pytest.raises(SystemExit) as left:
-        runpy.run_module("palimpsest.cli", run_name="__main__")
+        runpy.run_module("palimpsest", run_name="__main__")
     assert left.value.code == 0
     assert capsys.readouterr().out == f"palimpsest {pal.__version__}\n"

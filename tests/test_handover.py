@@ -14,12 +14,14 @@ import torch
 
 import palimpsest as pal
 from audited import mlp, trained, truth
-from palimpsest.auditing.handover import calibrated, summary
+from palimpsest.auditing.advice import measured
+from palimpsest.auditing.handover import summary
 from palimpsest.auditing.page import render_audit
 from palimpsest.cli.main import main
 from palimpsest.files import storage
 from palimpsest.files.versions import source_digest
 from palimpsest.report.pictures import data_uri, shown
+from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -153,20 +155,25 @@ def test_a_control_that_moved_less_shows_beside_its_number(plain):
         assert ("0.3 times" in tiles) == (audit is lazy)
 
 
-def test_probabilities_outside_the_calibration_are_called_ranks(plain):
-    plain = changed(plain, plan=replace(plain.plan, within="everywhere"))
-    assert calibrated(plain, plain.preflight)
-    others = [
-        changed(plain, plan=replace(plain.plan, within="span")),
-        changed(plain, method="path"),
-        changed(plain, plan=replace(plain.plan, at=(0.15, 0.85))),
-    ]
-    others.append(replace(plain, preflight=replace(plain.preflight, bound=None)))  # convolutional
-    for audit in others:
-        assert not calibrated(audit, audit.preflight)
-        page = Sections(render_audit(audit, None, "audit"))
-        assert all("not calibrated" in page.text[section] for section in ("verdict", "candidates", "evidence"))
-    assert "not calibrated" not in render_audit(plain, None, "audit")
+def with_ranking(audit, *, calibrated):
+    """The audit with its verdict, as if its kind were calibrated or not."""
+    rankings = {"ranking": audit.ranking, "negative": audit.negative}
+    audit = changed(audit, **{name: replace(each, calibrated=calibrated) for name, each in rankings.items()})
+    return changed(audit, verdict=pal.auditing.verdict.judge(audit))
+
+
+def test_uncalibrated_kinds_show_ranks_and_no_percentages(plain):
+    sections = ("verdict", "summary", "candidates", "evidence")
+    calibrated, ranks = (
+        Sections(render_audit(with_ranking(plain, calibrated=known), None, "audit")) for known in (True, False)
+    )
+    likeliest = f"{float(plain.ranking.probability[0]):.0%}"
+    assert likeliest in calibrated.text["candidates"]
+    assert "probability" in calibrated.text["evidence"]
+    for section in sections:
+        assert not re.search(r"\d\s*%", ranks.text[section]), section
+    assert "probability" not in ranks.text["evidence"]
+    assert "likely candidates" not in ranks.text["verdict"]
 
 
 def test_leakage_as_a_whole_has_its_own_headline(plain):
@@ -236,7 +243,13 @@ def test_a_redacted_report_has_no_picture_and_the_audit_is_not_run_again(audited
     before, after = (Sections(text).rows for text in (html, redacted))
     names, numbers = ([row.pop(0) for row in rows["classes"]] for rows in (before, after))
     assert (names[1:], numbers[1:]) == (["0", "1"], ["1", "2"])  # a class may be named after a person
+    for name, rows in after.items():
+        if name == "candidates" or name.startswith("rung-"):  # a table in the place of pictures
+            assert [row[0] for row in rows] == ["candidate", *map(str, range(1, len(rows)))]
+            assert (len(rows) > 1, before[name]) == (True, [])
+            before[name] = rows
     assert before == after
+    assert not re.search('class="(plate|cell|empty)', redacted)
     assert re.findall(r'class="note.*?</span>', html) == re.findall(r'class="note.*?</span>', redacted)
     assert main(command) == 0
     assert (out / "report.html").read_text() == html
@@ -258,3 +271,17 @@ def test_it_prints_on_a4_with_the_summary_on_a_page_of_its_own(audited, html, tm
     assert {(round(float(width)), round(float(height))) for width, height in sizes} == {(595, 842)}
     start, end = html.index('<section id="ladder">'), html.index('<section id="files">')
     assert len(pages(html[:start] + html[end:])) == 2  # the first page and the last
+
+
+# --- how to lower the risk -----------------------------------------------------------------------
+
+
+def test_advice_is_for_the_rungs_that_leak(plain):
+    leaking = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.LEAKAGE))
+    listed = [row[0] for row in Sections(render_audit(leaking, None, "net")).rows["advice"]]
+    measures = {rung: [row["measure"] for row in rows] for rung, rows in measured().items()}
+    assert listed == ["measure", *measures["W0"]]
+    assert "DP-SGD, ε = 8" in listed
+    assert not set(listed) & (set(measures["O"]) - set(measures["W0"]))
+    nothing = changed(plain, verdict=replace(plain.verdict, outcome=Outcome.UNDECIDED))
+    assert Sections(render_audit(nothing, None, "net")).rows["advice"] == []

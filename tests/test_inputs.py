@@ -100,6 +100,36 @@ def test_weights_are_read_as_people_have_them_and_that_is_said(form, place):
     assert (ours.moment is not None) == (form == "a training checkpoint")
 
 
+FEW = "--candidates 2 --steps 2 --restarts 2 --tangents 1 --control-steps 1 --no-controls --device cpu".split()
+ZOO = ["--network", "zoo_of_inputs:make", "--network-args", '{"num_classes": 10}']
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_each_of_them_is_audited_by_the_command(form, place):
+    torch.manual_seed(0)
+    write, remark = FORMS[form]
+    file = write(make().state_dict()) or "final.safetensors"
+    words = ["audit", *ZOO, *FEW, "--weights", file, "--shape", "3,6,10", "--out", "audit", "--rungs", "W"]
+    assert main(words) == 0
+    assert remark in Path("audit/log.txt").read_text()
+    assert file.rpartition("/")[2] in Path("audit/report.html").read_text()
+
+
+@pytest.mark.parametrize(("size", "mode"), [((10, 6), "L"), ((6, 10), "RGB"), ((64, 64), "RGB")])
+def test_pictures_of_each_size_are_read_from_their_files(size, mode, place):
+    torch.manual_seed(0)
+    initial = make().state_dict()
+    torch.save(initial, "start.pt")
+    torch.save(moved(initial), "final.pt")
+    for folder, count in (("train", 4), ("other", 8)):
+        pictures(folder, mode=mode, size=size, count=count, seed=count)
+    files = "--weights final.pt --initial start.pt --data train --held-out other --rungs W0 --out audit".split()
+    assert main(["audit", *ZOO, *FEW, "--shape", f"3,{size[1]},{size[0]}", *files]) == 0
+    record = pal.auditing.load("audit")
+    assert record.inputs.image_shape == (3, size[1], size[0])
+    assert record.images.total == 4
+
+
 def test_a_pickled_network_is_refused_with_the_lines_that_convert_it(place, capsys):
     torch.save(nn.Sequential(nn.Flatten(), nn.Linear(180, 1)), "whole.pt")
     assert main(["audit", "--network", "zoo_of_inputs:make", "--weights", "whole.pt", "--shape", "3,6,10",
@@ -131,12 +161,12 @@ def test_grey_colour_oblong_and_large_images_are_audited(shape, tmp_path):
     assert len((tmp_path / "audit" / "images.csv").read_text().splitlines()) == 5
 
 
-def pictures(folder, *, mode="RGB", size=(10, 6), count=4):
+def pictures(folder, *, mode="RGB", size=(10, 6), count=4, seed=0):
     """Two classes of pictures, all different."""
     for i in range(count):
         path = Path(folder, f"class {i % 2}", f"{i}.png")
         path.parent.mkdir(parents=True, exist_ok=True)
-        pixels = np.random.default_rng(i).integers(0, 256, (size[1], size[0]), dtype=np.uint8)
+        pixels = np.random.default_rng([seed, i]).integers(0, 256, (size[1], size[0]), dtype=np.uint8)
         image = Image.fromarray(pixels)
         if mode == "RGB":
             image = Image.merge("RGB", [image, image.rotate(180), image])
@@ -217,7 +247,33 @@ def empty(option):
     return folder
 
 
+def hostile_index(weights, other):
+    Path("elsewhere").mkdir()
+    save_file(weights["end"], "elsewhere/secret.safetensors")
+    Path("shards").mkdir()
+    places = dict.fromkeys(weights["end"], "../elsewhere/secret.safetensors")
+    Path("shards/model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return ["--weights", "shards"]
+
+
+def missing_shard(weights, other):
+    save_file({"0.weight": weights["end"]["0.weight"]}, "model-1.safetensors")
+    places = {name: f"model-{1 + (name != '0.weight')}.safetensors" for name in weights["end"]}
+    Path("model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return ["--weights", "model.safetensors.index.json"]
+
+
+def overflowed(weights, other):
+    torch.save({name: (1e6 * t).half() for name, t in weights["end"].items()}, "half.pt")
+    return ["--weights", "half.pt"]
+
+
 WRONG = {
+    "shards of another folder": (hostile_index, "index.json"),
+    "a missing shard": (missing_shard, "model-2.safetensors"),
+    "half precision that overflowed": (overflowed, "infinity"),
+    "arguments that are no object": (lambda *_: ["--network-args", "[10]"], "--network-args"),
+    "arguments that do not fit": (lambda *_: ["--network-args", '{"classes": 10}'], "classes"),
     "a checkpoint of another training": (foreign_checkpoints, "epoch-1.pt"),
     "checkpoints of another training": (foreign_series, "epoch-2.pt"),
     "a client of another training": (foreign_client, "round 1"),

@@ -8,9 +8,10 @@ import torch
 
 import palimpsest as pal
 from audited import QUICK, SHAPE, fitted_mlp, mlp
+from palimpsest.auditing.audit import share_of_time
 from palimpsest.auditing.ladder import NO_TIME, NOT_CHOSEN, Attacker, attackers
 from palimpsest.auditing.options import Options
-from palimpsest.auditing.plan import untimed_plan
+from palimpsest.auditing.plan import MARGIN, untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.result import Audit, Reading, Rung, decisive
@@ -105,13 +106,16 @@ def folded(*readings, reasons=()):
     return Audit.of(tuple(rungs), preflight(OURS), Path("report.html"))
 
 
-def test_advice_names_everything_that_leaks():
+def test_every_set_of_files_that_leaks_is_named():
     found = folded(reading("W", NO_EVIDENCE), reading("W0", recovered=[0, 1]), reading("O", recovered=[1]))
     assert [rung.adds for rung in found.rungs] == [None, 2, 0]
-    assert "initial weights" in found.advice
-    assert "optimiser" in found.advice  # it gives the image away on its own, too
-    assert "the final weights" not in found.advice
-    assert [line for line in found.summary if "exposes 2 more training images" in line]
+    assert {each.rungs: (each.answer, each.exposes) for each in found.publications} == {
+        ("W",): ("no evidence, not a clearance", 0),
+        ("W", "O"): ("do not publish", 1),  # it gives the image away on its own, too
+        ("W", "W0"): ("do not publish", 2),
+        ("W", "W0", "C"): ("do not publish", 2),
+        ("W", "W0", "C", "O"): ("do not publish", 2),
+    }
     assert found.finished
 
 
@@ -199,26 +203,25 @@ def test_the_first_checkpoint_is_no_given_start():
 # --- the shared time -----------------------------------------------------------------------------
 
 
-def test_the_strongest_rung_is_read_first_and_the_rest_when_there_is_time(tmp_path, monkeypatch):
-    ours, shares = fitted_mlp(steps=20), []
-    attack = pal.auditing.attack
-    monkeypatch.setattr(
-        attack, "timed_plan", lambda plan, options, budget: replace(plan, steps=5, restarts=2, control_steps=1)
-    )
-
-    def measured(case, plan):
-        shares.append((plan.method, round(case.share, 2)))
-
-    monkeypatch.setattr(attack, "measured_budget", measured)
-    options = {"initial": ours.initial, "image_shape": SHAPE, "out": tmp_path / "audit", "controls": False}
+def test_the_strongest_rung_is_read_first_and_the_rest_when_there_is_time(tmp_path):
+    ours = fitted_mlp(steps=20)
+    options = {"steps": 5, "restarts": 2, "tangents": 1, "control_steps": 1, "controls": False}
+    options |= {"initial": ours.initial, "image_shape": SHAPE, "out": tmp_path / "audit"}
     stopped = pal.audit(mlp, ours.model.state_dict(), minutes=1e-3, **options)
     assert list(stopped.readings) == ["W0"]
     assert stopped.rungs[0].reason == NO_TIME
-    assert shares == [("ntk", 0.75)]
     done = pal.audit(mlp, ours.model.state_dict(), **options)
     assert list(done.readings) == ["W", "W0"]
-    assert shares == [("ntk", 0.75), ("kkt", 1.0)]
     assert done.rungs[0].reason == ""
+
+
+def test_a_rung_that_was_read_keeps_the_time_that_its_plan_left():
+    first, last = Attacker("W0", "ntk", ""), Attacker("W", "kkt", "")
+    share = share_of_time(first, read={}, ahead=[first, last])
+    assert share == pytest.approx(0.75)
+    left = 1 - MARGIN * share
+    assert left * share_of_time(last, read={"W0": None}, ahead=[last]) == pytest.approx(0.25)
+    assert share_of_time(last, read={}, ahead=[last]) == 1  # the first could not be read
 
 
 def test_rungs_that_are_not_chosen_are_listed(tmp_path):

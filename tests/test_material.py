@@ -118,13 +118,16 @@ def test_every_rung_is_read_and_judged(digits, training, tmp_path):
     stored = json.loads((tmp_path / "audit" / "audit.json").read_text())
     assert [rung["name"] for rung in stored["rungs"]] == ["W", "W0", "C", "O", "T"]
     assert [each["name"] for each in stored["readings"]] == ["W", "W0", "C", "O"]
-    assert not any(each["estimates"]["calibrated"] for each in stored["readings"][2:])  # nobody measured these kinds
+    for each in stored["readings"]:
+        ranked = found.readings[each["name"]].ranking
+        assert each["estimates"]["calibrated"] == ranked.calibrated
+        assert (each["estimates"]["highest"] is None) == (not ranked.calibrated)
     assert stored["rungs"][1]["outcome"] == "leakage"
     assert stored["rungs"][1]["adds"] == found.rungs[1].adds > 0
     assert stored["rungs"][4]["outcome"] is None
+    assert {each["answer"] for each in stored["publication"][1:]} == {"do not publish"}
     page = found.report.read_text()
     for rung in found.rungs:
-        assert rung.sentence in " ".join(found.summary)
         assert (f'id="rung-{rung.attacker.name}"' in page) == (rung.attacker.name not in (found.attacker.name, "T"))
     for name, each in found.readings.items():
         saved, _ = pal.storage.load_tensors(tmp_path / "audit" / name / "ranking.safetensors")

@@ -113,6 +113,27 @@ def test_the_loss_is_that_of_the_training():
     torch.testing.assert_close(found, torch.log1p(1 / L), rtol=1e-5, atol=0)
 
 
+@pytest.mark.parametrize("statistic", ["span", "gradients"])
+def test_networks_with_several_outputs_are_tested_too(statistic):
+    """A layer's change is a sum over its inputs, with any number of outputs; gradients are those of the class given."""
+    data = pal.datasets.load("digits", per_class=1, held_out_per_class=12, seed=4, task="classes")
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 100), nn.ReLU(), nn.Linear(100, 10))
+    start = {name: t.clone() for name, t in model.state_dict().items()}
+    rule = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(60):
+        rule.zero_grad()
+        nn.functional.cross_entropy(model(data.train.images - 0.5), data.train.labels).backward()
+        rule.step()
+    found = pal.auditing.membership(
+        lambda: model, model.state_dict(), data.train.images, data.held_out.images, initial=start, mean=0.5,
+        statistic=statistic,
+    )  # fmt: skip
+    assert found.statistic == statistic
+    assert found.rates.resolves(0.01)
+    assert int(found.named.sum()) >= 9
+
+
 # --- rates --------------------------------------------------------------------------------------
 
 

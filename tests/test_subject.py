@@ -13,7 +13,7 @@ from torch import nn
 import palimpsest as pal
 from palimpsest.auditing.agreement import ALIKE, SIMILAR, Run, agree
 from palimpsest.auditing.preflight import preflight
-from palimpsest.auditing.ranking import calibration, probability, rank
+from palimpsest.auditing.ranking import Kind, calibration, probability, rank
 from palimpsest.auditing.subject import factory, subject
 from palimpsest.cli.main import main
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError, WeightsError
@@ -214,7 +214,7 @@ def test_it_is_said_which_weights_do_not_fit(tmp_path, monkeypatch, capsys):
         assert main(["audit", "--out", "audit", *arguments]) == 2
         complaint = capsys.readouterr().err
         assert "bad.pt, entry 'net'" in complaint
-        assert ("the trained weights" in complaint) == (weights == "bad.pt")
+        assert ("the final weights" in complaint) == (weights == "bad.pt")
         assert ("the initial weights" in complaint) == (initial == "bad.pt")
 
 
@@ -289,6 +289,9 @@ def alike(a, b):
     return float(pairwise_ncc(a[None], b[None]))
 
 
+KIND = Kind("ntk", "everywhere", "dense", "one")
+
+
 def test_poor_copies_are_shown_once_and_similar_faces_both():
     common = noise(*SHAPE, seed=0)
     faces = [common + 0.6 * noise(*SHAPE, seed=s) for s in (1, 2)]
@@ -300,10 +303,10 @@ def test_poor_copies_are_shown_once_and_similar_faces_both():
         runs.append(Run(torch.stack([*faces, *copies]), torch.ones(4), 0.1))
     agreed = agree(runs)
     assert len(agreed) == 2 + 3
-    shown = rank(agreed)
+    shown = rank(agreed, KIND)
     assert len(shown) == 2
     assert {max((0, 1), key=lambda i: alike(image, faces[i])) for image in shown.images} == {0, 1}
-    p = probability(agreed, calibration())
+    p = probability(agreed, KIND, calibration().coefficients)
     assert torch.equal(shown.probability, p.sort(descending=True).values[:2])
 
 
@@ -311,4 +314,4 @@ def test_a_similar_face_that_one_restart_found_alone_is_kept_if_nothing_vouches_
     common = noise(*SHAPE, seed=0)
     faces = [common + 0.6 * noise(*SHAPE, seed=s) for s in (1, 2)]
     runs = [Run(face[None], torch.ones(1), 0.1) for face in faces]
-    assert len(rank(agree(runs))) == 2
+    assert len(rank(agree(runs), KIND)) == 2

@@ -97,7 +97,7 @@ def test_a_checkpoint_that_contains_itself_is_searched_once(tmp_path):
     assert same(pal.weights.load(saved(tmp_path / "net.pt", content)), STATE)
 
 
-@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module."])
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod.", "_orig_mod.module.", "_module."])
 def test_prefixes_of_wrappers_are_dropped_only_where_all_names_have_them(tmp_path, prefix):
     wrapped = {prefix + name: t for name, t in STATE.items()}
     found = pal.weights.find(saved(tmp_path / "net.pt", wrapped))

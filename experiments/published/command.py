@@ -288,7 +288,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                         " tf32")  # fmt: skip
     parser.add_argument("--read-precision", choices=precisions, help="of the published reconstruction; that of the"
                         " training if not given")  # fmt: skip
-    parser.add_argument("--workers", type=int, default=1, help="processes; each takes one network at a time")
+    processes.add_arguments(parser)
     parser.add_argument("--minutes", type=float, default=float("inf"), help="no part is begun after this time")
     parser.add_argument("--results", type=Path, help="folder for the results")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for networks and candidates")
@@ -320,8 +320,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for lane in lanes:
         groups.setdefault((lane.setting.name, lane.precision), []).append(lane)
     trainings = {f"{name} {precision}": partial(_train, group) for (name, precision), group in groups.items()}
-    status = processes.run_all(trainings, options.workers)
-    return status or processes.run_all({lane.name: lane.run for lane in lanes}, options.workers)
+    status = processes.run_all(trainings, options)
+    return status or processes.run_all({lane.name: lane.run for lane in lanes}, options)
 
 
 def _train(lanes: list[Lane]) -> None:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor
 from dataclasses import dataclass, fields, replace
-from multiprocessing import get_context
+from functools import partial
 from pathlib import Path
 
+import processes
 import torch
 
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError
+from palimpsest.execution.workers import completed
 from palimpsest.files.storage import write_atomically
 from reproduce import experiment, figures, pages, parts, summary
 from reproduce.experiment import Experiment
@@ -55,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
     make.add_argument("--tuning", action="store_true", help="use seeds 11 to 14, and no image of a reported seed")
     make.add_argument("--pages", action="store_true", help="run nothing, only build the pages")
     make.add_argument("--budget", type=float, default=math.inf, help="seconds; start no part that would end later")
-    make.add_argument("--workers", type=int, default=1, help="processes; each runs the parts of one seed at a time")
+    processes.add_arguments(make)
     make.add_argument("--out", type=Path, help="folder of all results; default: experiments/results for the paper's"
                       f" experiments in full, {RUNS} for everything else")  # fmt: skip
     make.add_argument("--data-root", type=Path, help="folder of MNIST and CIFAR-10; default: PALIMPSEST_DATA")
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len({job.results for job in jobs}) < len(jobs):
             raise InvalidInputError("two files with the same name would share a folder; rename one")
         if not options.pages:
-            run(jobs, selection, time.time() + options.budget, options.workers, options.data_root)
+            with processes.executor(options) as workers:
+                run(jobs, selection, time.time() + options.budget, workers, options.data_root)
         build_pages(jobs)
     except PalimpsestError as error:
         print(f"reproduce: {error}", file=sys.stderr)
@@ -93,25 +95,21 @@ def job_for(loaded: Experiment, out: Path | None) -> Job:
 # --- running --------------------------------------------------------------------------------------
 
 
-def run(jobs: Sequence[Job], selection: Selection, ends: float, workers: int, data_root: Path | None) -> None:
-    """Run the selected parts that are missing. The parts of a seed share a network, and run in one process."""
+def run(
+    jobs: Sequence[Job], selection: Selection, ends: float, workers: Executor | None, data_root: Path | None
+) -> None:
+    """Run the selected parts that are missing. The parts of a seed share a network, and run on one worker."""
     wanted = [(job, part) for job in jobs for part in parts.of(job.experiment)]
     selected = dict.fromkeys((job.experiment.name, part.seed) for job, part in wanted if part in selection)
     if not selected:
         raise InvalidInputError(f"no part is selected; {_choices([part for _, part in wanted])}")
     named = {job.experiment.name: job for job in jobs}
-    lanes = [(named[name], replace(selection, seed=(seed,)), ends, data_root) for name, seed in selected]
-    if workers <= 1:
-        for lane in lanes:
-            run_seed(*lane)
-        return
-    cores = max(1, (os.cpu_count() or 1) // workers)
-    with ProcessPoolExecutor(workers, get_context("spawn"), torch.set_num_threads, (cores,)) as pool:
-        try:
-            for future in as_completed([pool.submit(_run_seed_aside, *lane) for lane in lanes]):
-                future.result()
-        finally:
-            pool.shutdown(cancel_futures=True)
+    lanes = {
+        (name, seed): partial(run_seed, named[name], replace(selection, seed=(seed,)), ends, data_root)
+        for name, seed in selected
+    }
+    for _, finished in completed(lanes, workers):
+        finished()
 
 
 def _choices(every: Sequence[Part]) -> str:
@@ -136,13 +134,6 @@ def run_seed(job: Job, selection: Selection, ends: float, data_root: Path | None
         except DivergenceError as error:  # the other parts can still be run
             line = str(error)
         print(f"  {job.experiment.name} {number}/{len(missing)} {part.name}: {line}", flush=True)
-
-
-def _run_seed_aside(job: Job, selection: Selection, ends: float, data_root: Path | None) -> None:
-    try:
-        run_seed(job, selection, ends, data_root)
-    except PalimpsestError as error:  # not all of our errors can be sent to another process
-        raise PalimpsestError(f"{job.experiment.name}: {error}") from None
 
 
 def _expected_seconds(runner: Runner, part: Part) -> float:

@@ -1,8 +1,21 @@
 """Every error that a user can cause, by name. A message is one sentence that says what is wrong and what to do."""
 
+from collections.abc import Mapping
+from typing import Any
+
 
 class PalimpsestError(Exception):
     """Base of every error that Palimpsest raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (type(self), self.args, vars(self))  # the usual way repeats __init__ with the sentence alone
+
+
+def _received(kind: type[PalimpsestError], sentence: tuple[Any, ...], details: Mapping[str, Any]) -> PalimpsestError:
+    """An error that another process raised."""
+    error = kind.__new__(kind, *sentence)
+    vars(error).update(details)
+    return error
 
 
 class InvalidInputError(PalimpsestError, ValueError):
@@ -43,6 +56,13 @@ class CheckpointError(PalimpsestError):
     """A saved state that cannot be read, or belongs to another problem."""
 
 
+class ProcessEndedError(PalimpsestError):
+    """Another process of a reconstruction on several processes ended."""
+
+    def __init__(self) -> None:
+        super().__init__("another process of this reconstruction ended; run it again to continue from its checkpoint")
+
+
 class DataError(PalimpsestError):
     """Data files that are missing, damaged, or too few."""
 
@@ -63,3 +83,11 @@ class StorageError(PalimpsestError, OSError):
 
 class ResourceError(PalimpsestError):
     """Work that needs more memory or disk than there is; it is refused before it begins."""
+
+
+class WorkerLostError(PalimpsestError):
+    """A part whose process or machine died."""
+
+
+class NoAnswerError(PalimpsestError):
+    """Workers that did not finish their parts in time."""

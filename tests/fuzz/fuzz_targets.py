@@ -173,7 +173,7 @@ def of_states(folder: Path) -> dict[str, Target]:
         return (folder / "state").read_bytes()
 
     def resumed(folder: Path) -> object:
-        state = Checkpoint(folder / "checkpoint.safetensors", fingerprint).resume(states[0])
+        state = Checkpoint(folder / "checkpoint.safetensors", fingerprint).saved(states[0]) or states[0]
         return state if solver.done(state) else solver.step(state)
 
     return {

@@ -153,7 +153,7 @@ def test_options_that_were_left_open_are_not_shown():
 
 def test_candidates_are_counted_in_a_histogram():
     ours = torch.tensor([0.98, 0.97, 0.96, 0.53, 0.51, 0.01, 0.01, 0.01, 0.01])
-    drawing = str(figures.probabilities(ours, torch.tensor([0.52, *[0.02] * 150]), likely=4, bar=0.52))
+    drawing = str(figures.histograms(ours, torch.tensor([0.52, *[0.02] * 150]), 4, figures.PROBABILITY))
     page = Page(drawing)
     heights = {
         name: [float(r["height"]) for r in page.all("rect") if r["class"] == name] for name in ("solid", "hollow")
@@ -161,7 +161,7 @@ def test_candidates_are_counted_in_a_histogram():
     assert heights["hollow"] == [pytest.approx(n * heights["solid"][1], abs=0.5) for n in (3, 2, 4)]
     assert len(page.all("rect")) == 3 + 2 + 2
     assert re.findall(r'middle">(\d+)</text>', drawing)[-5:] == ["3", "2", "4", "1", "150"]
-    assert "chance: 52%" in page.text
+    assert "chance: 52 %" in page.text
 
 
 def test_no_evidence_is_said_soberly():

@@ -9,6 +9,7 @@ from palimpsest.auditing.membership import Membership, membership
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
+from palimpsest.auditing.publication import Answer, Publication
 from palimpsest.auditing.record import AuditRecord, load
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.subject import Subject, subject
@@ -16,7 +17,7 @@ from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Evidence
 
 __all__ = [
-    "Attacker", "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Given", "Membership", "Options",
-    "Preflight", "Reading", "Rung", "Subject", "Truth", "audit", "compare", "load", "membership", "preflight",
-    "recovery_under_noise", "subject",
+    "Answer", "Attacker", "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Given", "Membership",
+    "Options", "Preflight", "Publication", "Reading", "Rung", "Subject", "Truth", "audit", "compare", "load",
+    "membership", "preflight", "recovery_under_noise", "subject",
 ]  # fmt: skip

@@ -1,52 +1,71 @@
 """One rung of the ladder: all stages from the plan to the verdict."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 
 from palimpsest.auditing.agreement import Run, agree, contributing
-from palimpsest.auditing.case import Case
+from palimpsest.auditing.aside import read_aside
+from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.auditing.ranking import rank
+from palimpsest.auditing.ranking import kind, rank
 from palimpsest.auditing.reading import AuditEffort, posed, read_all
 from palimpsest.auditing.result import Reading
+from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.verdict import Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import LIKELY, Evidence, PositiveControl, judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
 
 
-def read(case: Case, attacker: Attacker, found: Preflight, *, looks: int) -> Reading:
-    """Read the weights with this attacker's knowledge. ``looks`` is the number of rungs that may claim leakage."""
+@dataclass
+class Attempt:
+    """A rung whose plan was followed, before its verdict. Further restarts may join its runs."""
+
+    case: Case  # its owner stands for the plan, too
+    attacker: Attacker
+    plan: Plan
+    floor: float | None
+    runs: dict[str, list[Run]]
+    finished: bool  # whether there was time for the whole plan
+
+
+def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
+    """Read the weights with this attacker's knowledge, as planned."""
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     unexplained = _floor(case, plan)
-    runs, finished = read_all(case, plan)
-    ranking, candidates = rank(agree(runs["subject"])), contributing(runs["subject"])
+    read_aside(case, plan, plan.runs(controls=case.options.controls))
+    return Attempt(case, attacker, plan, unexplained, *read_all(case, plan))
+
+
+def judged(tried: Attempt, *, looks: int) -> Reading:
+    """The verdict on a rung. ``looks`` is the number of rungs that may claim leakage."""
+    case, plan, runs = tried.case, tried.plan, tried.runs
+    of, candidates = kind(case.subject, plan), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     evidence = Evidence(
-        ranking=ranking,
-        negative=rank(agree(runs["negative"])) if len(runs["negative"]) > 1 else None,
+        ranking=rank(agree(runs["subject"]), of),
+        negative=rank(agree(runs["negative"]), of) if len(runs["negative"]) > 1 else None,
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
-        floor=unexplained,
+        floor=tried.floor,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,
         samples=case.options.samples,
         controls=case.options.controls,
-        finished=finished,
+        finished=tried.finished,
         looks=looks,
     )
-    verdict = replace(judge(evidence), of=attacker.name)
     return Reading(
         **vars(evidence),
-        attacker=attacker,
-        verdict=verdict,
+        attacker=tried.attacker,
+        verdict=replace(judge(evidence), of=tried.attacker.name),
         plan=plan,
         candidates=candidates,
         score=scored,
@@ -72,7 +91,14 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     if case.options.complete:
         return timed_plan(plan, case.options, Budget(1.0, 1.0, 1.0))  # any, because all is chosen
     note("measuring the speed of this machine")
-    return timed_plan(plan, case.options, measured_budget(case, plan))
+    costs = []
+    for _ in range(2):  # a busy moment may pass
+        budget = measured_budget(case, plan)
+        timed = timed_plan(plan, case.options, budget)
+        costs.append(budget.cost(timed, controls=case.options.controls))
+        if case.options.steps is not None or costs[-1] <= case.clock.seconds_left:
+            return timed
+    raise TooShortError(min(costs))  # not even the fewest steps fit
 
 
 def _floor(case: Case, plan: Plan) -> float | None:
@@ -92,10 +118,14 @@ def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> Positiv
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
     control, public = positive_control(case, plan), control_images(case, plan)
+    ranking = rank(agreed, kind(case.subject, plan))
+    likely = ranking.images[ranking.probability >= LIKELY]
     return PositiveControl(
-        ranking=rank(agreed),
+        ranking=ranking,
         comparison=score(contributing(runs), public.images, held_out=public.held_out, looks=looks).verdict,
         images=plan.control_images,
         samples=case.options.samples,
         way=way(control, case.subject, plan),
+        likely=len(likely),
+        real=int(shows(likely, public.images, public.held_out, within=plan.within).sum()),
     )

@@ -4,6 +4,7 @@ config.json              the identity of the audit; a folder refuses another one
 preflight.json           the facts that are known before the reconstruction                  preflight.py
 W/, W0/, C/, O/          a folder for each rung of the ladder of attackers                   ladder.py, attack.py
   plan.json              every choice                                                        plan.py, speed.py
+  restarts.json          further restarts, in the time that the plans left                   further.py
   floor.json             whether the method describes the training, if its images are given  floor.py
   runs/ROLE-N.…          the reconstructions of the subject and of both controls             reading.py
   control.safetensors    the weights of the positive control                                 controls.py
@@ -11,10 +12,13 @@ W/, W0/, C/, O/          a folder for each rung of the ladder of attackers      
 audit.json               the verdict and its numbers, for programs                           result.py, record.py
 images.csv               an answer for each training image, if they are given                images.py
 report.html              the verdict and the evidence behind it                              page.py
+
+Workers of an executor may do the reconstructions, several at a time (aside.py).
 """
 
-import time
+import math
 from collections.abc import Iterator, Mapping, Sequence, Set
+from concurrent.futures import Executor
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -23,13 +27,16 @@ import torch
 from torch import Tensor
 
 from palimpsest.auditing import record
-from palimpsest.auditing.attack import read
-from palimpsest.auditing.case import Case, Clock
+from palimpsest.auditing.attack import Attempt, attempt, judged
+from palimpsest.auditing.case import Case, Clock, TooShortError
 from palimpsest.auditing.checksums import checksums
+from palimpsest.auditing.doubts import doubts
+from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
 from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
+from palimpsest.auditing.plan import MARGIN
 from palimpsest.auditing.preflight import Preflight, check_start, preflight
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.stages import cached_json
@@ -41,9 +48,10 @@ from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
+from palimpsest.scoring import Outcome
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
-RESERVE = 12.0  # seconds kept for ranking, scoring and the report
+RESERVE, LEAST_RESERVE = 0.05, 5.0  # share of the time, and seconds, kept for ranking, scoring and the report
 MOST_CLASSES = 20  # that the log names
 
 
@@ -76,6 +84,7 @@ def audit(
     controls: bool = True,
     seed: int = 0,
     redact: bool = False,
+    executor: Executor | None = None,
 ) -> Audit:
     """Audit a network that was trained anywhere: can its training images be read out of its weights?
 
@@ -85,7 +94,7 @@ def audit(
     Args:
         network: a function that makes the network, or its place: ``"package.module:function"`` or
             ``"path/to/file.py:function"``. It is called several times. ``lambda: model`` also works.
-        weights: the trained weights, a state dict or a file that holds one. If it is a training checkpoint with the
+        weights: the final weights, a state dict or a file that holds one. If it is a training checkpoint with the
             state of Adam, or of SGD with momentum, the audit also reads that state.
         image_shape: channels, height and width of the network's input.
         out: the run folder. If it holds this audit unfinished, the audit continues there.
@@ -98,8 +107,8 @@ def audit(
         key: the entry of the file that holds the weights, for example ``"ema.state_dict"``. Entries with usual names,
             and single entries, are found without it.
         initial_key: the same for the file of the initial weights.
-        device: where to compute.
-        minutes: the time limit in minutes, kept to within a tenth.
+        device: where to compute. ``"auto"`` is CUDA if there is one: here, and on each worker of an executor.
+        minutes: the time limit in minutes, used and kept to within a tenth.
         rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
         weight_decay: whether training used weight decay. It changes how ``"W"`` reads the final weights.
@@ -107,7 +116,7 @@ def audit(
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
             if that number is unknown.
         steps: the number of gradient steps per restart.
-        restarts: the number of independent restarts, at least two.
+        restarts: the number of independent restarts, at least two. None is two, and up to twelve while there is time.
         tangents: the number of tangent points of NTK, or of each segment of Path. Two recover more, at twice the cost.
         control_steps: the maximum number of training steps for the positive control.
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
@@ -115,6 +124,8 @@ def audit(
         seed: the seed of the candidates and the controls.
         redact: whether to leave all pictures out of the report. The same call on a finished folder writes only the
             report again. The tensors in the folder still hold the candidates.
+        executor: does the reconstructions on its workers, several at a time, with the same result: for example
+            ``dask.distributed.Client("tcp://scheduler:8786").get_executor()``. None does them here.
 
     Returns:
         The verdict, the candidates in order of probability, and everything behind them: those of the rung with the
@@ -132,8 +143,13 @@ def audit(
         >>> found.preflight.samples, found.report.name
         (4, 'report.html')
     """
-    began, arguments = time.monotonic(), locals()
+    began, arguments = Clock.now(), locals()
     options = check_options(Options(**{field.name: arguments[field.name] for field in fields(Options)}))
+    if not isinstance(executor, Executor | None):
+        kind = type(executor).__name__
+        raise InvalidInputError(
+            f"the executor is a {kind}; give one of concurrent.futures, as client.get_executor() is"
+        )
     checkpoints, updates = _kept(checkpoints), _kept(updates)
     examined = subject(
         network, weights, network_args=network_args, initial=initial, image_shape=image_shape, key=key,
@@ -148,11 +164,11 @@ def audit(
         files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
-        clock = Clock(began + 60 * minutes - RESERVE)
-        case = Case(folder.path, folder.owner, examined, options, truth, torch.device(device), clock)
+        clock = Clock(began + 60 * minutes - max(RESERVE * 60 * minutes, LEAST_RESERVE))
+        case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
-        result = _climb(case, found)
+        result = _climb(case, found, _doubts(case))
         _save(case, result)
         settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
         page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
@@ -167,7 +183,7 @@ def _kept(sources: Any) -> Any:
     return list(sources) if isinstance(sources, Iterator) else sources
 
 
-def _climb(case: Case, found: Preflight) -> Audit:
+def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     """Read each rung that has its material. Each may claim leakage, so each counts as one look."""
     ladder = attackers(case.subject, found, case.options, scored=case.truth is not None)
     chosen = case.options.rungs or ORDER
@@ -176,26 +192,43 @@ def _climb(case: Case, found: Preflight) -> Audit:
     queue = [able[name] for name in ORDER if name in able]
     if not queue:
         raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
-    readings: dict[str, Reading] = {}
+    attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
     for i, attacker in enumerate(queue):
         name, folder = attacker.name, case.folder / attacker.name
-        if case.clock.seconds_left < 0 and readings and not folder.exists():
+        if case.clock.seconds_left < 0 and attempts and not (folder / "plan.json").exists():
             reasons[name] = NO_TIME
             continue
         folder.mkdir(exist_ok=True)
         note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
         options = replace(case.options, samples=attacker.samples)
-        share = EFFORT[name] / sum(EFFORT[each.name] for each in queue[i:])
+        share = share_of_time(attacker, read=attempts, ahead=queue[i:])
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)
         try:
-            readings[name] = read(inner, attacker, found, looks=len(queue))
+            attempts[name] = attempt(inner, attacker, found)
+        except TooShortError as error:
+            reasons[name] = NO_TIME
+            if attacker is queue[-1] and not attempts:
+                raise _too_short(*error.args) from error
         except (DivergenceError, InvalidInputError) as error:
             reasons[name] = str(error)
             failed.add(name)
-            if attacker is queue[-1] and not readings:
+            if attacker is queue[-1] and not attempts:
                 raise
-    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html")
+    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
+    readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
+    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs)
+
+
+def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:
+    """The share of the time left that a rung may use. Rungs that were read keep what their plans left."""
+    kept = (1 - MARGIN) * sum(EFFORT[name] for name in read)
+    return EFFORT[attacker.name] / (kept + sum(EFFORT[each.name] for each in ahead))
+
+
+def _too_short(seconds: float) -> InvalidInputError:
+    minutes = (seconds / MARGIN / (1 - RESERVE) + LEAST_RESERVE) / 60
+    return InvalidInputError(f"at its present speed, this machine needs more time; give --minutes {math.ceil(minutes)}")
 
 
 def _rungs(
@@ -210,7 +243,9 @@ def _rungs(
             rungs.append(Rung(attacker, None, reasons[attacker.name], failed=attacker.name in failed))
         else:
             lower = [rung.reading for rung in rungs if rung.reading is not None]
-            rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower)))
+            above = [each.attacker.name for each in lower if each.verdict.outcome is Outcome.LEAKAGE]
+            despite = above[0] if above and reading.verdict.outcome is not Outcome.LEAKAGE else ""
+            rungs.append(Rung(attacker, reading, "", reading.exposes, reading.beyond(lower), despite=despite))
     return tuple(rungs)
 
 
@@ -224,6 +259,14 @@ def _preflight(case: Case) -> Preflight:
             note(f"classes: {', '.join(named[:MOST_CLASSES])}{', …' if len(named) > MOST_CLASSES else ''}")
         note(f"the network classifies {case.truth.accuracy(case.subject.model):.0%} of the given images correctly")
     return found
+
+
+def _doubts(case: Case) -> tuple[str, ...]:
+    """Signs that the given files are wrong, also in the log."""
+    signs = doubts(case.subject, case.truth)
+    for sign in signs:
+        note(f"check the files: {sign}")
+    return signs
 
 
 def _save(case: Case, result: Audit) -> None:

@@ -36,7 +36,7 @@ def checksums(
     place, _, function = name.rpartition(":")
     found = {
         "code of the network": {f"{Path(place).name}:{function}" if place else name: code["sha256"] or "unknown"},
-        "trained weights": _checksums([trained]),
+        "final weights": _checksums([trained]),
         "initial weights": {} if initial is None else _checksums([initial]),
         "checkpoints": {} if checkpoints is None else _checksums(_each(checkpoints)),
         "updates": {} if updates is None else _checksums(_each(updates)),

@@ -1,4 +1,7 @@
-"""Two audits side by side: what changed after a mitigation, and whether the two can be compared."""
+"""Two audits side by side, rung by rung: what changed after a mitigation, and whether the two can be compared.
+
+A rung is compared with itself alone. Another attacker knows other things, so its numbers say nothing about a change.
+"""
 
 import json
 from collections.abc import Iterator
@@ -6,16 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from palimpsest.auditing.ladder import EFFORT, MATERIAL
 from palimpsest.auditing.record import AuditRecord, ReadingRecord, load
 
 Value = str | float | None
+NOT_READ = "not read"
 
 
 @dataclass(frozen=True)
 class Change:
     """One number or word of both audits. None means: not measured."""
 
-    reading: str  # the empty string: the whole audit
+    reading: str  # the rung; the empty string: the whole audit
     what: str
     old: Value
     new: Value
@@ -26,7 +31,7 @@ class Changes:
     """The result of `compare`.
 
     Args:
-        rows: the numbers of both audits.
+        rows: the numbers of both audits, rung by rung. A rung that only one of them read has its outcome alone.
         hidden: the training images, by number, that only the old audit recovers. None if the images differ.
         exposed: those that only the new audit recovers.
         warnings: why the two audits may differ for other reasons than the mitigation.
@@ -38,10 +43,9 @@ class Changes:
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
-        several = len({row.reading for row in self.rows}) > 2
         cells = [("", "old", "new")]
         for row in self.rows:
-            name = f"{row.reading}: {row.what}" if several and row.reading else row.what
+            name = f"{row.reading}: {row.what}" if row.reading else row.what
             cells.append((name, _shown(row.old), _shown(row.new)))
         widths = [max(len(row[i]) for row in cells) + 2 for i in range(3)]
         lines = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
@@ -61,23 +65,36 @@ def compare(old: Path | str, new: Path | str) -> Changes:
         new: the folder of the second audit.
     """
     before, after = load(old), load(new)
-    rows = [Change("", "outcome", before.verdict.outcome, after.verdict.outcome)]
-    rows += [Change("", "training images recovered", _recovered(before), _recovered(after))]
-    pairs = list(_pairs(before, after))
-    for a, b in pairs:
-        rows += [Change(a.name, "outcome", a.outcome, b.outcome)] if len(pairs) > 1 else []
-        rows += [Change(a.name, what, x, y) for (what, x), (_, y) in zip(_facts(a), _facts(b), strict=True)]
+    rows: list[Change] = []
+    if [*_rungs(before)] == [*_rungs(after)]:  # else the two headlines are those of other attackers
+        rows += [
+            Change("", "headline", *(f"{each.outcome} by {each.rung}" for each in (before.verdict, after.verdict)))
+        ]
+        rows += [Change("", "training images recovered", _recovered(before), _recovered(after))]
+    for name in (name for name in EFFORT if name in {*_rungs(before), *_rungs(after)}):
+        rows += _changes(name, before, after)
     hidden = exposed = None
-    if before.inputs.images == after.inputs.images and before.images and after.images:
+    same = before.inputs.images == after.inputs.images and [*_rungs(before)] == [*_rungs(after)]
+    if same and before.images and after.images:
         was, now = before.images.recovered, after.images.recovered
         if was is not None and now is not None:
             hidden, exposed = tuple(sorted({*was} - {*now})), tuple(sorted({*now} - {*was}))
     return Changes(tuple(rows), hidden, exposed, tuple(_warnings(before, after)))
 
 
-def _pairs(old: AuditRecord, new: AuditRecord) -> Iterator[tuple[ReadingRecord, ReadingRecord]]:
-    after = {each.name: each for each in new.readings}
-    return ((each, after[each.name]) for each in old.readings if each.name in after)
+def _rungs(record: AuditRecord) -> dict[str, ReadingRecord]:
+    return {each.name: each for each in record.readings}
+
+
+def _changes(rung: str, before: AuditRecord, after: AuditRecord) -> list[Change]:
+    """The rows of one rung. If one audit did not read it, there is nothing to compare."""
+    old, new = (_rungs(record).get(rung) for record in (before, after))
+    rows = [Change(rung, "outcome", *(NOT_READ if each is None else each.outcome for each in (old, new)))]
+    if old is None or new is None:
+        return rows
+    exposes = [next(each.exposes for each in record.rungs if each.name == rung) for record in (before, after)]
+    rows += [Change(rung, "training images or likely candidates exposed", *exposes)]
+    return rows + [Change(rung, what, x, y) for (what, x), (_, y) in zip(_facts(old), _facts(new), strict=True)]
 
 
 def _recovered(record: AuditRecord) -> str | None:
@@ -111,17 +128,17 @@ def _warnings(old: AuditRecord, new: AuditRecord) -> Iterator[str]:
     for what, x, y in (("training images", a.images, b.images), ("held-out images", a.held_out, b.held_out)):
         if x != y:
             yield f"the {what} {'differ' if x and y else 'were given to one audit only'}"
-    for what, x, y in (("initial weights", a.initial, b.initial), ("checkpoints", a.checkpoints, b.checkpoints)):
-        if bool(x) != bool(y):
-            yield f"{what} were given to one audit only"
-    for name in sorted({each.name for each in old.readings} ^ {each.name for each in new.readings}):
-        yield f"only one audit read rung {name}"
-    for before, after in _pairs(old, new):
+    was, now = _rungs(old), _rungs(new)
+    adds = {str(name): words for name, words in MATERIAL.items()}
+    for name in EFFORT:
+        if (name in was) != (name in now):
+            yield f"only the {'old' if name in was else 'new'} audit read {adds[name]} (rung {name})"
+    for before, after in ((was[name], now[name]) for name in EFFORT if name in was and name in now):
         if differing := [name for name in before.plan if before.plan[name] != after.plan.get(name)]:
             values = [f"{name} {_plain(before.plan[name])} and {_plain(after.plan.get(name))}" for name in differing]
             yield f"the plans for rung {before.name} differ in {', '.join(values)}"
         if (before.finished, after.finished) != (True, True):
-            yield f"an audit of the {before.name} ran out of time"
+            yield f"an audit ran out of time on rung {before.name}"
 
 
 def _plain(value: Any) -> str:

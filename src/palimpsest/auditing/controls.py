@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,9 +24,11 @@ from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.training import Fit, LossName, train
 
+Tick = Callable[[Mapping[str, Any]], object] | None
 LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
 TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as the subject
 TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's distance: the upper limit, and the aim
+CONTROL = Path("control.safetensors")  # in the folder of a rung
 BATCHES = 4  # in which an optimiser sees the public images, because the subject's are unknown
 
 
@@ -133,7 +136,7 @@ def positive_control(case: Case, plan: Plan) -> Subject:
 
     def compute() -> Contents:
         note("training the positive control")
-        made = trained_control(case.subject, plan, control_images(case, plan), case.device)
+        made = trained_control(case.subject, plan, control_images(case, plan), case.device, case.clock.check)
         parts = {"final": made.model.state_dict(), "initial": made.initial or {}, "moment": made.moment or {}}
         parts |= {f"end {j}": end for j, (_, end) in enumerate(made.segments)}
         return {f"{part}/{name}": t for part, weights in parts.items() for name, t in weights.items()}, {}
@@ -147,18 +150,20 @@ def positive_control(case: Case, plan: Plan) -> Subject:
         segments = tuple((start, part(f"end {j}")) for j, (start, _) in enumerate(case.subject.segments))
         return replace(case.subject, model=model, initial=part("initial"), segments=segments, moment=part("moment"))
 
-    return cached_tensors(case.folder / "control.safetensors", case.owner, compute, parse)
+    return cached_tensors(case.folder / CONTROL, case.owner, compute, parse)
 
 
-def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Subject:
-    """A network of the same kind, trained on public images.
+def trained_control(
+    subject: Subject, plan: Plan, public: PublicImages, device: torch.device, callback: Tick = None
+) -> Subject:
+    """A network of the same kind, trained on public images. The callback may stop the training.
 
     It has the start of the audited network, if that is known, and its normalisation, so that only the images differ.
     From a known start it also moves as far, because a network that moved less is easier to read. Path starts again at
     each segment. Gradient continues from the weights of the subject, with a new state of the same optimiser.
     """
     if plan.method == "gradient":
-        return _continued(subject, plan, public, device)
+        return _continued(subject, plan, public, device, callback)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(plan.seed)  # does not change CUDA's generators
         model = subject.fresh()
@@ -171,7 +176,7 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
     def moved_as_far(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int) -> Fit:
         model.load_state_dict(model.state_dict() | dict(start) | statistics)
         goal = distance({name: end[name] for name in parameters_of(model)}, start)
-        return _moved_as_far(model.to(device), goal, public.images, y.float(), steps)
+        return _moved_as_far(model.to(device), goal, public.images, y.float(), steps, callback)
 
     if plan.method == "path":
         steps = max(1, plan.control_steps // len(subject.segments))
@@ -182,12 +187,12 @@ def trained_control(subject: Subject, plan: Plan, public: PublicImages, device: 
         fit = moved_as_far(subject.initial, subject.model.state_dict(), plan.control_steps)
     else:
         loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
-        model, steps = model.to(device), plan.control_steps
-        fit = train(model, public.images, public.labels, loss=loss, steps=steps, weight_decay=decay)
+        how: Any = {"loss": loss, "steps": plan.control_steps, "weight_decay": decay, "callback": callback}
+        fit = train(model.to(device), public.images, public.labels, **how)
     return replace(subject, model=fit.model, initial=fit.initial, segments=(), moment=None)
 
 
-def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch.device) -> Subject:
+def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch.device, callback: Tick) -> Subject:
     """The subject and its moment after more steps of its own optimiser, on mini-batches of the public images."""
     model, settings = copy.deepcopy(subject.model).to(device), _settings(subject)
     groups = [{"params": [model.get_parameter(name)], **settings[name]} for name in settings]
@@ -206,6 +211,8 @@ def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch
         rule.zero_grad()
         loss.backward()
         rule.step()
+        if callback is not None:
+            callback({"step": step})
     moment = {name: m.cpu() for name, m in moments(model, rule.state_dict(), names=list(settings)).items()}
     return replace(subject, model=model.cpu(), segments=(), moment=moment)
 
@@ -226,7 +233,7 @@ def remembered_steps(subject: Subject) -> int:
     return round(3 / (1 - max(βs)))
 
 
-def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int) -> Fit:
+def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int, callback: Tick = None) -> Fit:
     """Fit the targets Φ(x) + s·y, with s such that the network moves as far as the goal.
 
     The distance is about a power of s, so a few trainings find it. All of them together take at most ``steps``.
@@ -238,7 +245,7 @@ def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, step
     Φ = Φ[:, 0] if y.ndim == 1 else Φ
     for _ in range(TRAININGS):
         try:
-            fit = train(model, images, Φ + s * y, steps=steps, tolerance=0.01 * s)
+            fit = train(model, images, Φ + s * y, steps=steps, tolerance=0.01 * s, callback=callback)
         except TrainingDivergedError:
             if fit is None:
                 raise

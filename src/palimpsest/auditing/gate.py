@@ -32,7 +32,8 @@ class Gate:
 
     Args:
         max_recovered: the number of training images that may be recovered, by all readings together.
-        max_probability: the highest probability that a candidate may have, in any reading.
+        max_probability: the highest probability that a candidate may have, in any reading. It cannot be checked if the
+            probabilities of a reading are not calibrated.
 
     Examples:
         >>> Gate(max_recovered=2)
@@ -63,6 +64,9 @@ class Gate:
             yield Decision(UNDECIDED, "the recovered images could not be counted without enough held-out images")
         if outcome == Outcome.LEAKAGE and not self._allows(record):
             yield Decision(LEAKS, "the headline is leakage")
+        ranks = [each.name for each in record.readings if not each.estimates.calibrated]
+        if self.max_probability is not None and ranks:
+            yield Decision(UNDECIDED, f"the probabilities of rung {ranks[0]} are not calibrated")
         yield Decision(PASS, "within the limits" if outcome == Outcome.LEAKAGE else f"the headline is {outcome}")
 
     def _allows(self, record: AuditRecord) -> bool:

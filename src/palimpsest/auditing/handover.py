@@ -14,24 +14,15 @@ from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.report.words import duration
 
 MEANS = {
-    "ntk": "the change of the weights since their start",
+    "ntk": "the change from the initial to the final weights",
     "path": "each change between weights that are known",
     "gradient": "the first moment in the optimiser's state",
-    "kkt": "the trained weights, at a maximum margin",
-    "multiclass": "the trained weights, at a maximum margin",
-    "kkt-signed": "the trained weights, as weight decay leaves them",
+    "kkt": "the final weights, at a maximum margin",
+    "multiclass": "the final weights, at a maximum margin",
+    "kkt-signed": "the final weights, as weight decay leaves them",
 }
 SEGMENTS = ("checkpoints", "updates")  # files that split the training into segments
-
-
-def calibrated(audit: Reading, found: Preflight) -> bool:
-    """Whether the probabilities are frequencies.
-
-    Their map was fitted on dense networks with one output, read by NTK at one tangent point in a search of all images.
-    Elsewhere they are ranks.
-    """
-    like_the_fit = audit.method == "ntk" and len(audit.plan.at) == 1 and audit.plan.within == "everywhere"
-    return like_the_fit and found.bound is not None and found.outputs == 1
+LOSSES = {False: "squared or logistic", True: "cross_entropy or squared"}  # by whether there are several outputs
 
 
 def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
@@ -41,10 +32,19 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
         "Means tried": [_means(each) for each in every],
         "Knowledge assumed": [_knowledge(each, found, given) for each in every],
         "Effort": [_effort(each) for each in every],
-        "Images affected": [_affected(each, calibrated(each, found)) for each in every],
+        "Images affected": [_affected(each) for each in every],
         "Controls": [_controls(each) for each in every],
         "Not tried": [_not_tried(audit.rungs)],
     }
+
+
+def membership_test(found: Preflight, *, change_known: bool) -> str:
+    """How to test whether given images were trained on, which an audit does not say."""
+    rest = "" if change_known else f" --loss LOSS ({LOSSES[found.outputs > 1]}, as in training)"
+    command = Markup("<code>palimpsest membership --images SUSPECTS --held-out OTHERS{}</code>").format(rest)
+    return Markup(
+        "The audit does not test single images for membership. {} does, with the other options of this audit."
+    ).format(command)
 
 
 def _means(audit: Reading) -> str:
@@ -52,7 +52,7 @@ def _means(audit: Reading) -> str:
 
 
 def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
-    known = ["The network's code", "the trained weights"]
+    known = ["The network's code", "the final weights"]
     known += ["the initial weights"] if audit.method == "ntk" else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
     known += ["the optimiser's state"] if audit.method == "gradient" else []
@@ -61,8 +61,7 @@ def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
         in_layer = audit.samples in (found.samples, audit.attacker.directions)
         counted = "counted in the first layer" if in_layer else "as given"
         count = f"{audit.samples}, {counted}"
-    score = " The images themselves serve the scores only." if audit.score else ""
-    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}.{score}"
+    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}."
 
 
 def _effort(audit: Reading) -> str:
@@ -75,7 +74,7 @@ def _effort(audit: Reading) -> str:
     return line if audit.finished else line + " The time ran out before the plan was done."
 
 
-def _affected(audit: Reading, frequencies: bool) -> str:
+def _affected(audit: Reading) -> str:
     comparison, verdict = audit.comparison, audit.verdict
     if audit.compared and comparison is not None and comparison.interval is not None:
         count = f"{comparison.recovered} of {comparison.total} training images recovered"
@@ -85,14 +84,16 @@ def _affected(audit: Reading, frequencies: bool) -> str:
         return f"{count}, {f'at least {low} beyond chance' if low else 'no more than by chance'}."
     if not verdict.likely:
         return "None identified."
-    rank = "" if frequencies else ", by an estimate that is not calibrated here"
-    return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real{rank}. Which ones is unknown."
+    if verdict.expected is None:
+        return f"Restarts agree on {verdict.likely} candidates more than by chance. How many are real is unknown."
+    return f"About {verdict.expected:.0f} of {verdict.likely} likely candidates are real. Which ones is unknown."
 
 
 def _controls(audit: Reading) -> str:
     negative, positive = "No negative control was run", "No positive control was run"
     if audit.negative is not None:
-        negative = f"Negative: the likeliest candidate from permuted values has {audit.bar:.0%}"
+        chance = f"the likeliest candidate from permuted values has {audit.bar:.0%}"
+        negative = f"Negative: {chance if audit.ranking.calibrated else 'permuted values were read too'}"
     if audit.positive is not None:
         comparison = audit.positive.comparison
         easier = audit.positive.easier

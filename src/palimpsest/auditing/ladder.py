@@ -131,6 +131,6 @@ def _way(subject: Subject, found: Preflight) -> Attacker:
 def _optimiser(subject: Subject) -> Attacker:
     if subject.moment is None:
         refused = [remark for remark in subject.remarks if remark.startswith(NOT_READ)]
-        return Attacker("O", None, refused[0] if refused else "not in the file of the trained weights")
+        return Attacker("O", None, refused[0] if refused else "not in the file of the final weights")
     why = "the first moment is a sum of the last gradients at the images"
     return Attacker("O", "gradient", why, directions=images_of_moment(subject))

@@ -129,7 +129,7 @@ def membership(
 
     Args:
         network: a function that makes the network, or its place, as for `pal.audit`.
-        weights: the trained weights, a state dict or a file that holds one.
+        weights: the final weights, a state dict or a file that holds one.
         images: (n, C, H, W) the images to test, in [0, 1], or `pal.auditing.Given` with names and labels.
         held_out: (m, C, H, W) images of the same kind that were not trained on. Rates below 1/(m + 1) need more.
         network_args: keyword arguments of that function.

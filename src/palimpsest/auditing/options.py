@@ -29,7 +29,7 @@ class Options:
     steps: Positive | None = None
     """Gradient steps per restart."""
     restarts: Restarts | None = None
-    """Number of independent restarts, at least two."""
+    """Number of independent restarts, at least two. If omitted: two, and up to twelve while there is time."""
     tangents: Literal[1, 2] | None = None
     """Tangent points of ntk, and of each segment of path. Two recover more, at twice the cost."""
     control_steps: Positive | None = None

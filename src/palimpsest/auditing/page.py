@@ -1,18 +1,20 @@
 """The report of an audit: a summary to hand over, evidence, preflight, controls, limits, advice, and checksums."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from importlib import resources
 from typing import Any
 
+from markupsafe import Markup
+
+from palimpsest.auditing.advice import applicable
 from palimpsest.auditing.checksums import Checksums
-from palimpsest.auditing.handover import calibrated, summary
+from palimpsest.auditing.handover import membership_test, summary
 from palimpsest.auditing.images import answers, by_class
+from palimpsest.auditing.ranking import Ranking
 from palimpsest.auditing.result import Audit, Reading
 from palimpsest.auditing.truth import Truth
 from palimpsest.files.versions import source_digest, versions
-from palimpsest.report.figures import probabilities
+from palimpsest.report.figures import AGREEMENT, PROBABILITY, histograms
 from palimpsest.report.page import page
 from palimpsest.report.pictures import Picture, data_uri, shown
 from palimpsest.scoring import metrics
@@ -42,7 +44,7 @@ def render_audit(
     ranking, drawing = audit.ranking, None
     plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
     if audit.negative is not None and len(ranking):
-        drawing = probabilities(ranking.probability, audit.negative.probability, verdict.likely, audit.bar)
+        drawing = _histogram(ranking, audit.negative, verdict.likely)
     code = versions() | {"source of palimpsest, SHA-256": source_digest()}
     return page(
         "audit.html",
@@ -52,20 +54,28 @@ def render_audit(
         audit=audit,
         readings=readings,
         others=[(each, _plate(each, truth, FEW, redact)) for each in others],
-        calibrated=calibrated(audit, audit.preflight),
+        calibrated=ranking.calibrated,
         redacted=redact,
         given=given,
         summary=summary(audit, given),
+        membership=membership_test(audit.preflight, change_known=audit.preflight.related is True),
         classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),
         likeliest=float(ranking.probability[0]) if len(ranking) else 0.0,
         width=ranking.images.shape[-1],
         probabilities=drawing,
-        advice=json.loads(resources.files("palimpsest.auditing").joinpath("advice.json").read_text())["rows"],
+        advice=applicable(audit),
         settings={"Plan": plan},
         files={**given, "settings": settings or {}, "versions": code},
     )
+
+
+def _histogram(ranking: Ranking, negative: Ranking, likely: int) -> Markup:
+    """By probability or, if that is not calibrated, by agreement."""
+    if ranking.calibrated:
+        return histograms(ranking.probability, negative.probability, likely, PROBABILITY)
+    return histograms(ranking.agreement, negative.agreement, likely, AGREEMENT)
 
 
 def _plate(audit: Reading, truth: Truth | None, most: int, redact: bool) -> list[list[Picture]]:
@@ -75,9 +85,11 @@ def _plate(audit: Reading, truth: Truth | None, most: int, redact: bool) -> list
     images = ranking.images[:most] * std + mean
     columns = []
     for i, (image, p, agreement) in enumerate(zip(images, ranking.probability, ranking.agreement, strict=False)):
-        alt = f"Candidate {i + 1}, probability {float(p):.0%}, agreement {float(agreement):.2f}"
+        value = f"{float(p):.0%}" if ranking.calibrated else f"{i + 1}"
+        probability = f"probability {value}, " if ranking.calibrated else ""
+        alt = f"Candidate {i + 1}, {probability}agreement {float(agreement):.2f}"
         source = "" if redact else shown(image)
-        columns.append([Picture(source, alt, f"{float(p):.0%}", "recovered" if i < likely else "")])
+        columns.append([Picture(source, alt, value, "recovered" if i < likely else "")])
     if truth is not None and len(images):
         nearest = metrics.pairwise_ncc(images - mean, truth.images - mean).argmax(1)
         ssim = metrics.ssim(metrics.minmax(images.double()), truth.images[nearest].double())

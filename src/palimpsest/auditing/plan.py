@@ -1,6 +1,7 @@
-"""The plan of an audit: made once, from the preflight, the options and the time, and then followed.
+"""The plan of a rung: made once, from the preflight, the options and the time, and then followed.
 
-A resumed audit follows the same plan to the same result, even on a busier machine.
+A resumed audit follows the same plan to the same result, even on a busier machine. A plan holds the reconstructions
+that a verdict needs. Further restarts use the time that it leaves (see further.py).
 """
 
 import math
@@ -15,11 +16,10 @@ NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of NTK, and of Path on ea
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
 ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points read more from about here on
-CONTROL_RUNS = 2  # of each control: agreement takes two
-USUAL_RESTARTS, MOST_RESTARTS = 3, 6
+NEEDED_RUNS = 2  # of the network and of each control: agreement takes two
 MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
 MOST_TRAINING_STEPS = 10_000
-MARGIN = 0.8  # share of the measured speed that the plan relies on, because machines are shared
+MARGIN = 0.8  # share of a rung's time that its plan may use, because machines are shared
 TRAINING_SHARE = 0.15  # share of the time for training the positive control
 RECORD_EVERY = 5  # steps at least: recording costs time, and the measured speed must hold for short runs too
 
@@ -46,17 +46,25 @@ class Plan:
     def runs(self, *, controls: bool) -> list[tuple[str, int]]:
         """(role, number) of every reconstruction. Those that a verdict needs come first."""
         roles = ("subject", "negative", "positive") if controls else ("subject", "negative")
-        extra = [("subject", number) for number in range(CONTROL_RUNS, self.restarts)]
-        return [(role, number) for role in roles for number in range(CONTROL_RUNS)] + extra
+        extra = [("subject", number) for number in range(NEEDED_RUNS, self.restarts)]
+        return [(role, number) for role in roles for number in range(NEEDED_RUNS)] + extra
 
 
 @dataclass(frozen=True)
 class Budget:
-    """The time for an audit, and the speed of the machine."""
+    """The time for a rung, and the speed of the machine."""
 
-    seconds: float  # the time left
+    seconds: float  # the time for its plan
     rate: float  # steps of a reconstruction per second, with one tangent point
     training_rate: float  # training steps of the positive control per second
+    preparation: float = 0.0  # seconds that a reconstruction takes before its first step
+    floor: float = 0.0  # the number of steps, with one tangent point, that take as long as the floor
+
+    def cost(self, plan: Plan, *, controls: bool) -> float:
+        """The seconds that a plan takes at this speed."""
+        runs, nodes = len(plan.runs(controls=controls)), max(1, len(plan.at))
+        training = plan.control_steps / self.training_rate if controls else 0.0
+        return training + runs * self.preparation + (runs * plan.steps + self.floor) * nodes / self.rate
 
 
 def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan:
@@ -71,7 +79,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
         at=NODES[1] if attacker.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
-        restarts=USUAL_RESTARTS,
+        restarts=NEEDED_RUNS,
         total_variation=0.1 if options.total_variation is None else options.total_variation,
         control_images=min(n or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
@@ -80,34 +88,30 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
 
 
 def timed_plan(plan: Plan, options: Options, budget: Budget) -> Plan:
-    """The plan with the tangent points, steps and restarts that the budget allows.
+    """The plan with the tangent points and steps that the budget allows, and never with too few steps.
 
     Two tangent points recover more than one at twice the cost. So they come first once the steps are enough, then more
-    steps, then more restarts.
+    steps.
     """
-    seconds, training = MARGIN * budget.seconds, options.control_steps
+    training = options.control_steps
     if training is None:
-        affordable_training = int(TRAINING_SHARE * seconds * budget.training_rate)
+        affordable_training = int(TRAINING_SHARE * budget.seconds * budget.training_rate)
         training = min(MOST_TRAINING_STEPS, max(FEWEST_STEPS, affordable_training))
-    left = seconds - training / budget.training_rate if options.controls else seconds
+    plan = replace(plan, control_steps=training, restarts=options.restarts or NEEDED_RUNS)
 
-    def affordable(restarts: int, nodes: int) -> int:
-        runs = restarts + CONTROL_RUNS * (2 if options.controls else 1)
-        return int(left * budget.rate / (runs * nodes))
+    def affordable(at: tuple[float, ...]) -> int:
+        none, one = (budget.cost(replace(plan, at=at, steps=s), controls=options.controls) for s in (0, 1))
+        return int((budget.seconds - none) / (one - none))
 
-    restarts, nodes = options.restarts or USUAL_RESTARTS, 1
+    nodes = 1
     if plan.at:
         enough = ENOUGH_IN_SPAN if plan.within == "span" else ENOUGH_STEPS
-        nodes = options.tangents or (2 if affordable(restarts, 2) >= enough else 1)
-    if options.restarts is None:
-        restarts = 2 if affordable(USUAL_RESTARTS, nodes) < ENOUGH_STEPS // 2 else USUAL_RESTARTS
-        while restarts < MOST_RESTARTS and affordable(restarts + 1, nodes) >= MOST_STEPS:
-            restarts += 1
-    steps = options.steps or _two_digits(min(max(affordable(restarts, nodes), FEWEST_STEPS), MOST_STEPS))
-    return replace(plan, at=NODES[nodes] if plan.at else (), restarts=restarts, steps=steps, control_steps=training)
+        nodes = options.tangents or (2 if affordable(NODES[2]) >= enough else 1)
+    at = NODES[nodes] if plan.at else ()
+    return replace(plan, at=at, steps=options.steps or two_digits(min(max(affordable(at), FEWEST_STEPS), MOST_STEPS)))
 
 
-def _two_digits(steps: int) -> int:
+def two_digits(steps: int) -> int:
     """Rounded down: a plan should not depend on the last per cent of a measured speed."""
     unit = 10 ** max(0, math.floor(math.log10(steps)) - 1)
     return steps // unit * unit

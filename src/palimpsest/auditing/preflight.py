@@ -54,10 +54,10 @@ class Preflight:
 
 
 def check_start(subject: Subject) -> None:
-    """Refuse initial weights that equal the trained ones: training changed nothing, or one of the files is wrong."""
+    """Refuse initial weights that equal the final ones: training changed nothing, or one of the files is wrong."""
     θ, θ_0 = parameters_of(subject.model), subject.initial
     if θ and θ_0 is not None and all(torch.equal(t, θ_0[name].to(t)) for name, t in θ.items()):
-        raise InvalidInputError("the initial weights equal the trained ones; check the files --initial and --weights")
+        raise InvalidInputError("the initial weights equal the final ones; check the files --initial and --weights")
 
 
 def preflight(subject: Subject) -> Preflight:

@@ -1,9 +1,9 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
 import platform
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Self
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 from palimpsest.auditing.agreement import Run
 from palimpsest.auditing.case import Case, OutOfTimeError
 from palimpsest.auditing.controls import positive_control, shuffled
-from palimpsest.auditing.plan import CONTROL_RUNS, Plan
+from palimpsest.auditing.plan import NEEDED_RUNS, Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, TrainingDivergedError
@@ -27,6 +27,7 @@ from palimpsest.solver.reconstruction import reconstruct
 from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
+CHECKPOINT = ".checkpoint"  # the suffix of an unfinished reconstruction
 UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
 
 
@@ -75,12 +76,12 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
         run = None
         try:
             if role != "positive" or trainable:
-                run = _read_once(case, plan, role, number)
+                run = read_once(case, plan, role, number)
         except OutOfTimeError as stopped:
             if finished:
                 note(f"out of time in {role} {number + 1}")
             finished = False
-            if role == "subject" and len(runs[role]) < CONTROL_RUNS:
+            if role == "subject" and len(runs[role]) < NEEDED_RUNS:
                 run = _unfinished_run(case, plan, *stopped.args)
         except UNTRAINABLE as error:
             if role != "positive":
@@ -95,16 +96,22 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
     return runs, finished
 
 
-def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
+def file_of(role: str, number: int) -> Path:
+    """The file of a finished reconstruction, in the folder of its rung."""
+    return Path("runs") / f"{role}-{number}.safetensors"
+
+
+def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     """One reconstruction. It does not have any candidates if the numbers diverged."""
-    path = case.folder / "runs" / f"{role}-{number}.safetensors"
-    checkpoint = path.with_suffix(".checkpoint")
+    path = case.folder / file_of(role, number)
+    checkpoint = path.with_suffix(CHECKPOINT)
 
     def compute() -> Contents:
         if role != "subject":  # a report shows something of the subject even without time
             case.clock.check()
-        note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else CONTROL_RUNS}")
-        (problem, space), shape, began = _problem(case, plan, role), case.subject.image_shape, time.monotonic()
+        note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else NEEDED_RUNS}")
+        began, shape = case.clock.now(), case.subject.image_shape
+        problem, space = _problem(case, plan, role)
         try:
             rec = reconstruct(
                 problem,
@@ -122,7 +129,7 @@ def _read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
             made: Contents = {"images": torch.zeros(0, *shape), "contributions": torch.zeros(0)}, {"loss": 1.0}
         else:
             made = candidates(problem, rec.images, rec.multipliers, rec.labels)
-        return made[0], {**made[1], "seconds": time.monotonic() - began, "device": _in_words(case.device)}
+        return made[0], {**made[1], "seconds": case.clock.now() - began, "device": _in_words(case.device)}
 
     run = cached_tensors(path, digest(case.owner, role, number), compute, Run.of)
     checkpoint.unlink(missing_ok=True)

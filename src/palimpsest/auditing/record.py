@@ -6,7 +6,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -14,13 +14,12 @@ from torch import Tensor
 
 from palimpsest import __version__
 from palimpsest.auditing.case import Case
-from palimpsest.auditing.handover import calibrated
 from palimpsest.auditing.images import ClassRecord, ImageAnswer, answers, by_class, table
 from palimpsest.auditing.ladder import MISSING
-from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.publication import Publication
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.errors import RunFolderError
-from palimpsest.files.schema import built
+from palimpsest.files.schema import built, without_unknown
 from palimpsest.files.storage import LARGEST_JSON, load_json, open_regular, parse_json, tensor_digest, write_atomically
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.scoring import Outcome
@@ -58,7 +57,7 @@ class InputRecord:
 class EstimateRecord:
     calibrated: bool
     likely: int
-    expected: float
+    expected: float | None
     highest: float | None
     by_chance: float | None
 
@@ -121,8 +120,17 @@ class RungRecord:
 
 
 @dataclass(frozen=True)
+class PublicationRecord:
+    files: str
+    rungs: list[str]
+    answer: Literal["do not publish", "undecided", "not tested", "no evidence, not a clearance"]
+    reason: str
+    exposes: int | None
+
+
+@dataclass(frozen=True)
 class AuditRecord:
-    """The content of audit.json."""
+    """The content of audit.json. Fields with a default are younger than the schema's number."""
 
     schema: Literal[1]
     palimpsest: str
@@ -132,6 +140,8 @@ class AuditRecord:
     images: ImagesRecord | None
     rungs: list[RungRecord]
     not_tried: list[str]
+    publication: list[PublicationRecord] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
 
 
 def save(case: Case, audit: Audit) -> AuditRecord:
@@ -145,7 +155,7 @@ def save(case: Case, audit: Audit) -> AuditRecord:
 
 
 def load(folder: Path | str) -> AuditRecord:
-    """Read the result of a finished audit."""
+    """Read the result of a finished audit. Fields that a later version added are ignored."""
     path = Path(folder) / "audit.json"
     again = "audit into a new folder"
     try:
@@ -153,7 +163,7 @@ def load(folder: Path | str) -> AuditRecord:
             content = parse_json(file.read(LARGEST_JSON))
         if content.get("schema") != SCHEMA:
             raise RunFolderError(f"{path} is of another version of Palimpsest; {again}")
-        return built(AuditRecord, content)
+        return built(AuditRecord, without_unknown(AuditRecord, content))
     except FileNotFoundError as error:
         raise RunFolderError(
             f"{folder} does not hold a finished audit; give the --out of `palimpsest audit`"
@@ -169,11 +179,17 @@ def _record(case: Case, audit: Audit, rows: list[ImageAnswer] | None) -> AuditRe
         palimpsest=__version__,
         verdict=HeadlineRecord(verdict.outcome.value, verdict.sentence, verdict.advice, verdict.of, audit.finished),
         inputs=_inputs(case),
-        readings=[_reading(name, each, audit.preflight) for name, each in audit.readings.items()],
+        readings=[_reading(name, each) for name, each in audit.readings.items()],
         images=None if rows is None else _images(rows),
         rungs=[_rung(each) for each in audit.rungs],
         not_tried=list(MISSING),
+        publication=[_publication(each) for each in audit.publications],
+        doubts=list(audit.doubts),
     )
+
+
+def _publication(each: Publication) -> PublicationRecord:
+    return PublicationRecord(each.files, list(each.rungs), each.answer.value, each.reason, each.exposes)
 
 
 def _images(rows: list[ImageAnswer]) -> ImagesRecord:
@@ -186,8 +202,8 @@ def _rung(rung: Rung) -> RungRecord:
     return RungRecord(rung.attacker.name, rung.attacker.knows, outcome, rung.exposes, rung.adds, rung.reason)
 
 
-def _reading(name: str, audit: Reading, found: Preflight) -> ReadingRecord:
-    verdict, p = audit.verdict, audit.ranking.probability
+def _reading(name: str, audit: Reading) -> ReadingRecord:
+    verdict = audit.verdict
     return ReadingRecord(
         name=name,
         method=audit.plan.method,
@@ -199,12 +215,18 @@ def _reading(name: str, audit: Reading, found: Preflight) -> ReadingRecord:
         accuracy=audit.accuracy,
         unexplained=verdict.unexplained,
         unexplained_by_chance=verdict.unexplained_by_chance,
-        estimates=EstimateRecord(
-            calibrated(audit, found), verdict.likely, verdict.expected, float(p.max()) if len(p) else None, verdict.bar
-        ),
+        estimates=_estimates(audit),
         comparison=_comparison(audit),
         positive_control=_control(audit),
     )
+
+
+def _estimates(audit: Reading) -> EstimateRecord:
+    """Without a number that could be taken for a probability, if these are not calibrated."""
+    verdict, ranking = audit.verdict, audit.ranking
+    highest = float(ranking.probability.max()) if ranking.calibrated and len(ranking) else None
+    by_chance = verdict.bar if ranking.calibrated else None
+    return EstimateRecord(ranking.calibrated, verdict.likely, verdict.expected, highest, by_chance)
 
 
 def _comparison(audit: Reading) -> ComparisonRecord | None:

@@ -11,12 +11,11 @@ from palimpsest.auditing.agreement import ALIKE
 from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
+from palimpsest.auditing.publication import Publication, decisive, publications
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.verdict import OUT_OF_TIME, AuditVerdict, Evidence
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
-
-WORRIES = (Outcome.NO_EVIDENCE, Outcome.NO_VERDICT, Outcome.UNDECIDED, Outcome.LEAKAGE)  # the least first
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +47,11 @@ class Reading(Evidence):
             return self.score.verdict.recovered if self.compared and self.score is not None else self.verdict.likely
         return 0 if self.verdict.outcome is Outcome.NO_EVIDENCE else None
 
+    @property
+    def as_a_whole(self) -> bool:
+        """Whether the training set leaks as a whole, and no single image beyond chance."""
+        return self.compared and self.comparison is not None and self.comparison.as_a_whole
+
     def beyond(self, lower: list["Reading"]) -> int | None:
         """How many of the exposed images no lower rung exposes. None if undecided, or if no lower rung was read."""
         if self.exposes is None or not lower:
@@ -75,6 +79,7 @@ class Rung:
             is not known.
         adds: how many of these no lower rung exposes. None if that is not known, or if no lower rung was read.
         failed: whether a reading was tried, and could not be done.
+        despite: the first lower rung that leaks, if this reading does not; this attacker can use that one, too.
     """
 
     attacker: Attacker
@@ -83,22 +88,18 @@ class Rung:
     exposes: int | None = None
     adds: int | None = None
     failed: bool = False
+    despite: str = ""
 
     @property
     def leaks(self) -> bool:
         return self.reading is not None and self.reading.verdict.outcome is Outcome.LEAKAGE
 
     @property
-    def sentence(self) -> str:
-        """What this knowledge adds; empty if that is not known."""
-        if self.adds is None or self.reading is None:
+    def outcome(self) -> str:
+        """The outcome of its own reading, in words; empty if there is none."""
+        if self.reading is None:
             return ""
-        if self.leaks and not self.exposes:
-            return f"Publishing {self.attacker.adds} gives away a trace of the training images as a whole."
-        kind = "training image" if self.reading.compared else "likely candidate"
-        count = f"{self.adds or 'no'} more {kind}{'' if self.adds == 1 else 's'}"
-        all_of_them = "" if self.adds == self.exposes else f" ({self.exposes} in all)"
-        return f"Publishing {self.attacker.adds} exposes {count}{all_of_them}."
+        return "leakage as a whole" if self.reading.as_a_whole else str(self.reading.verdict.outcome)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,27 +112,31 @@ class Audit(Reading):
         rungs: every rung of the ladder, the one that knows least first.
         preflight: the facts that were known before anything was reconstructed.
         report: the path of the report.
+        doubts: signs that the given files or options are wrong, each a clause.
     """
 
     rungs: tuple[Rung, ...]
     preflight: Preflight
     report: Path
+    doubts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, rungs: tuple[Rung, ...], preflight: Preflight, report: Path) -> Self:
+    def of(cls, rungs: tuple[Rung, ...], preflight: Preflight, report: Path, doubts: tuple[str, ...] = ()) -> Self:
         """Fold the verdicts of all rungs into one headline."""
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
         stopped = not all(each.finished for each in read) or any(rung.reason == NO_TIME for rung in rungs)
-        withhold = [f"Do not publish {rung.attacker.adds}." for rung in rungs if rung.leaks]
-        parts = [*withhold, chosen.verdict.advice.replace(OUT_OF_TIME, "").strip(), OUT_OF_TIME if stopped else ""]
+        parts = [chosen.verdict.advice.replace(OUT_OF_TIME, "").strip(), OUT_OF_TIME if stopped else ""]
         verdict = replace(chosen.verdict, advice=" ".join(part for part in parts if part))
         failed = [rung for rung in rungs if rung.failed]
         if verdict.outcome is Outcome.NO_EVIDENCE and failed:  # an attacker who knows more was not heard
             sentence = f"No verdict: the audit could not read {failed[0].attacker.adds} ({failed[0].reason})."
             verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
+        if verdict.outcome is Outcome.NO_EVIDENCE and doubts:
+            sentence = f"No verdict: nothing was read, but {doubts[0]}."
+            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
-        return cls(**fields, rungs=rungs, preflight=preflight, report=report)
+        return cls(**fields, rungs=rungs, preflight=preflight, report=report, doubts=doubts)
 
     @property
     def readings(self) -> dict[str, Reading]:
@@ -139,22 +144,25 @@ class Audit(Reading):
         return {rung.attacker.name: rung.reading for rung in self.rungs if rung.reading is not None}
 
     @property
+    def publications(self) -> tuple[Publication, ...]:
+        """For each set of files that could be published, whether it may be."""
+        return publications(self.rungs, self.doubts)
+
+    @property
     def advice(self) -> str:
-        """What not to publish and how to get a better answer, or the empty string."""
+        """How to get a better answer, or the empty string."""
         return self.verdict.advice
 
     @property
     def summary(self) -> list[str]:
-        """The headline, what each rung adds, and the advice."""
-        return [line for line in (self.verdict.sentence, *(r.sentence for r in self.rungs), self.advice) if line]
-
-
-def decisive(readings: list[Reading]) -> Reading:
-    """The reading of the greatest worry: of equal ones the one that exposes most, then the one that knows least.
-
-    W, W0 and C know more and more about the same weights. If one of them found nothing, the next one counts.
-    O reads the last gradients alone and does not replace the others.
-    """
-    last = [each.attacker.name for each in readings if each.attacker.name != "O"][-1:]
-    counted = [each for each in readings if each.verdict.found or each.attacker.name in ("O", *last)]
-    return max(counted, key=lambda each: (WORRIES.index(each.verdict.outcome), each.exposes or 0))
+        """The headline, doubts about the given files, whether each set of files may be published, and the advice."""
+        width = max(len(each.files) for each in self.publications)
+        answers = [f"  {each.files:<{width}}  {each}" for each in self.publications]
+        doubts = [f"Check the files: {doubt}." for doubt in self.doubts]
+        return [
+            self.verdict.sentence,
+            *doubts,
+            "May these files be published?",
+            *answers,
+            *([self.advice] if self.advice else []),
+        ]

@@ -2,13 +2,16 @@
 
 import time
 from contextlib import suppress
+from functools import partial
 
 from palimpsest.auditing.case import Case
 from palimpsest.auditing.controls import control_images
-from palimpsest.auditing.plan import MOST_STEPS, RECORD_EVERY, Budget, Plan
+from palimpsest.auditing.floor import ITERATIONS
+from palimpsest.auditing.plan import MARGIN, MOST_STEPS, RECORD_EVERY, Budget, Plan
 from palimpsest.auditing.reading import posed
 from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
+from palimpsest.execution.workers import completed
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Everywhere, Subspace
 from palimpsest.solver.loop import Solver
@@ -16,15 +19,25 @@ from palimpsest.solver.settings import Settings
 from palimpsest.training import train
 
 MEASURED_SECONDS = 1.5  # of a reconstruction
+LONG = 15.0  # seconds after which the first steps alone have to serve
 WARM_UP_STEPS, MEASURED_STEPS = 2, 20  # of training: the first steps of a process also prepare the later ones
 
 
 def measured_budget(case: Case, plan: Plan) -> Budget:
-    """The time that is left, and the speed of this machine."""
+    """The time for this rung, and the speed of this machine or, if there are workers, of one of them."""
+    [(_, measured)] = completed({"speed": partial(_speed, case.sent, plan)}, case.executor, seconds=case.patience)
+    rate, training_rate, preparation = measured()
+    floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
+    return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)
+
+
+def _speed(case: Case, plan: Plan) -> tuple[float, float, float]:
+    """Steps per second of a reconstruction and of a training, and the seconds before a reconstruction begins."""
+    began = time.monotonic()
     problem, space = posed(case.subject, plan)
+    preparation = time.monotonic() - began
     rate = _reconstruction_rate(problem.to(case.device), space, case.subject.image_shape, plan.candidates)
-    training_rate = _training_rate(case, plan) if case.options.controls else 1.0
-    return Budget(max(1.0, case.share * case.clock.seconds_left), rate, training_rate)
+    return rate, _training_rate(case, plan) if case.options.controls else 1.0, preparation
 
 
 def _reconstruction_rate(
@@ -36,7 +49,10 @@ def _reconstruction_rate(
     searched = Everywhere(image_shape) if space is None else space.shaped(image_shape).to(problem.device, problem.dtype)
     solver = Solver(problem, searched, settings, Execution(mode=mode))
     with solver.execution.matrix_precision(problem.device):
+        began = time.monotonic()
         state = solver.step(solver.init())  # the first steps also prepare the later ones
+        if (seconds := time.monotonic() - began) > LONG:
+            return state.step / seconds
         began, first = time.monotonic(), state.step
         while state.step == first or time.monotonic() - began < MEASURED_SECONDS:
             state = solver.step(state)  # recording waits for the device, so the clock is right
@@ -54,5 +70,5 @@ def _training_rate(case: Case, plan: Plan) -> float:
             train(model, public.images, public.labels, steps=steps, tolerance=1e-9)
         return time.monotonic() - began
 
-    seconds(WARM_UP_STEPS)
-    return MEASURED_STEPS / seconds(MEASURED_STEPS)
+    first = seconds(WARM_UP_STEPS)
+    return WARM_UP_STEPS / first if first > LONG else MEASURED_STEPS / seconds(MEASURED_STEPS)

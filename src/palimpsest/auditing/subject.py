@@ -10,7 +10,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -51,11 +51,24 @@ class Subject:
     segments: tuple[tuple[Weights, Weights], ...] = ()
     """The weights before and after each segment of the training, if some on the way are known."""
     moment: Weights | None = None
-    """The first moment in the optimiser's state, if the file of the trained weights holds one."""
+    """The first moment in the optimiser's state, if the file of the final weights holds one."""
     optimiser: Mapping[str, Any] | None = None
     """The state dict that holds this moment."""
     start_given: bool = True
     """Whether `initial` was given itself. If not, it is the first checkpoint."""
+    doubts: tuple[str, ...] = ()
+    """Signs that a wrong file was given."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process, the network goes as its weights and the factory that makes it."""
+        others = {field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"}
+        return _received, (self.model.state_dict(), others)
+
+
+def _received(trained: Weights, others: Mapping[str, Any]) -> Subject:
+    model = others["fresh"]()
+    model.load_state_dict(trained)
+    return Subject(model, **others)
 
 
 def subject(
@@ -76,7 +89,7 @@ def subject(
 
     Args:
         network: a function that makes the network, or its place, as for `pal.audit`.
-        trained: the trained weights, a state dict or a file that holds one.
+        trained: the final weights, a state dict or a file that holds one.
         network_args: keyword arguments of that function.
         initial: the weights before training, if known.
         image_shape: channels, height and width of the network's input.
@@ -101,15 +114,15 @@ def subject(
         raise InvalidInputError("the network is a module; give a function that makes it, such as lambda: network")
     shape = tuple(image_shape)
     make = factory(network) if isinstance(network, str) else network
-    fresh = guarded(partial(make, **(network_args or {})), shape)
+    fresh = Guarded(partial(make, **(network_args or {})), shape)
     model = fresh()
-    end = _fitted(model, trained, key, "the trained weights")
+    end = _fitted(model, trained, key, "the final weights")
     start = None if initial is None else _fitted(model, initial, initial_key, "the initial weights")
     model.load_state_dict(end.tensors)
     with _refusing_failures(shape):
         smoothing.check(model, probe(shape), PROBE_SHARPNESS)
     outputs = math.prod(_outputs(model, shape).shape[1:])
-    remarks = [f"the trained weights are those of {end}"]
+    remarks = [f"the final weights are those of {end}"]
     remarks += [] if start is None else [f"the initial weights are those of {start}"]
     segments, more = _segments(model, start, end, checkpoints, updates, key)
     moment, about = _moment(model, end.optimiser)
@@ -117,7 +130,10 @@ def subject(
     known = None if first is None else dict(first)
     told = (*remarks, *more, *about)
     optimiser = moment and end.optimiser
-    return Subject(model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None)
+    return Subject(
+        model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None,
+        doubts=_later(start, end),
+    )  # fmt: skip
 
 
 def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: str | None, what: str) -> weights.Found:
@@ -125,6 +141,15 @@ def _fitted(model: nn.Module, source: Path | str | Mapping[str, Tensor], key: st
     found = weights.find(source, key)
     fitted = weights.fitted(model, found.tensors, what=f"{what} ({found.source})")
     return replace(found, tensors={name: t.clone() for name, t in fitted.items()})
+
+
+def _later(start: weights.Found | None, end: weights.Found) -> tuple[str, ...]:
+    """A doubt if the initial weights come from a later step or epoch than the final ones."""
+    for name, step in () if start is None else start.counters.items():
+        if step > end.counters.get(name, step):
+            count = f"{name} is {step:g} in the initial weights and {end.counters[name]:g} in the final ones"
+            return (f"the files --weights and --initial may be swapped: {count}",)
+    return ()
 
 
 def _segments(
@@ -164,20 +189,39 @@ def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None
         return None, [f"{NOT_READ}: {error}"]
     if not any(bool(m.any()) for m in moment.values()):
         return None, [f"{NOT_READ}: its first moment is zero"]
-    return moment, ["the file of the trained weights also holds the optimiser's state"]
+    return moment, ["the file of the final weights also holds the optimiser's state"]
 
 
 # --- the author's code ---------------------------------------------------------------------------
 
 
-def factory(specification: str) -> Factory:
-    """The function that ``package.module:factory`` or ``path/to/file.py:factory`` names."""
+@dataclass(frozen=True)
+class Located:
+    """A function of the author's code. Another process imports it from the same place."""
+
+    place: str
+    folder: Path
+    function: Factory
+
+    def __call__(self, **arguments: Any) -> nn.Module:
+        with _first_on_path(self.folder):
+            return self.function(**arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return factory, (self.place, self.folder)
+
+
+def factory(specification: str, folder: Path | None = None) -> Located:
+    """The function that ``package.module:factory`` or ``path/to/file.py:factory`` names.
+
+    Its code may import from ``folder``: if not given, that of the file, or the current one.
+    """
     place, _, name = specification.rpartition(":")
     if not place or not name.isidentifier():
         raise InvalidInputError(
             f"{specification!r} does not name a factory; write package.module:factory or file.py:factory"
         )
-    folder = Path(place).parent if place.endswith(".py") else Path.cwd()
+    folder = folder or (Path(place).resolve().parent if place.endswith(".py") else Path.cwd())
     try:
         with _first_on_path(folder):
             module = _import_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
@@ -190,12 +234,8 @@ def factory(specification: str) -> Factory:
     function = getattr(module, name, None)
     if not callable(function):
         raise InvalidInputError(f"{place} does not have a function {name}; name one that returns the network")
-
-    def make(**arguments: Any) -> nn.Module:
-        with _first_on_path(folder):
-            return function(**arguments)
-
-    return make
+    where = Path(place).resolve() if place.endswith(".py") else place
+    return Located(f"{where}:{name}", folder, function)
 
 
 def _import_file(path: Path) -> ModuleType:
@@ -237,17 +277,21 @@ def _first_line(error: BaseException) -> str:
 # --- the networks that it makes ------------------------------------------------------------------
 
 
-def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
+@dataclass(frozen=True, eq=False)
+class Guarded:
     """The factory with its failures in one sentence.
 
     Its networks are copies, on the processor, in evaluation mode and single precision, and return tensors. If a factory
     returns one network several times, the layers of each further copy are initialised again.
     """
-    originals: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
-    def fresh() -> nn.Module:
+    make: Factory
+    image_shape: tuple[int, ...]
+    originals: weakref.WeakSet[nn.Module] = field(default_factory=weakref.WeakSet)
+
+    def __call__(self) -> nn.Module:
         try:
-            original = make()
+            original = self.make()
             model = copy.deepcopy(original)
         except (Exception, SystemExit) as error:
             raise InvalidInputError(
@@ -255,11 +299,11 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
             ) from error
         if not isinstance(model, nn.Module):
             raise InvalidInputError(f"the factory returned a {type(model).__name__}; it must return an nn.Module")
-        if original in originals:
+        if original in self.originals:
             model.apply(_initialise)
-        originals.add(original)
+        self.originals.add(original)
         model.cpu().eval().float()
-        outputs = _outputs(model, image_shape)
+        outputs = _outputs(model, self.image_shape)
         if _logits(outputs) is not None:
             model.register_forward_hook(lambda module, images, outputs: _logits(outputs))
         elif not isinstance(outputs, Tensor):
@@ -268,7 +312,8 @@ def guarded(make: Factory, image_shape: tuple[int, ...]) -> Factory:
             )
         return model
 
-    return fresh
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Guarded, (self.make, self.image_shape)
 
 
 def _initialise(module: nn.Module) -> None:

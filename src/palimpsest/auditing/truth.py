@@ -15,6 +15,8 @@ from palimpsest.runs.journal import note
 from palimpsest.scoring import Score, score
 from palimpsest.scoring.scores import check_apart
 
+BATCH = 64  # images that a network sees at once
+
 
 @dataclass(frozen=True)
 class Truth:
@@ -70,19 +72,20 @@ class Truth:
         shown = candidates.cpu() * std.mean((1, 2), keepdim=True)
         return score(shown, self.images, held_out=self.held_out, mean=mean, looks=looks)
 
-    def accuracy(self, model: nn.Module) -> float:
-        """Share of the training images that the network classifies correctly.
-
-        One output separates two classes by its best threshold, in either direction, because it need not be 0.
-        """
+    def outputs(
+        self, model: nn.Module, *, mean: Tensor | float | None = None, std: Tensor | float | None = None
+    ) -> Tensor:
+        """(n, outputs) of the training images, by default at the mean and deviation of training."""
+        mean, std = (self.mean if mean is None else mean), (self.std if std is None else std)
+        like = next(model.parameters())
         with torch.no_grad():
-            outputs = model(self.seen.to(next(model.parameters()))).reshape(len(self.images), -1).cpu()
-        labels = self.labels_for(outputs.shape[1])
-        if outputs.shape[1] > 1:
-            return float((outputs.argmax(1) == labels).double().mean())
-        above = outputs >= outputs.T  # one column per threshold
-        right = (above == (labels > 0)[:, None]).double().mean(0)
-        return float(torch.stack([right, 1 - right]).max())
+            parts = [model(((x - mean) / std).to(like)).reshape(len(x), -1).cpu() for x in self.images.split(BATCH)]
+        return torch.cat(parts)
+
+    def accuracy(self, model: nn.Module) -> float:
+        """Share of the training images that the network classifies correctly."""
+        outputs = self.outputs(model)
+        return accuracy(outputs, self.labels_for(outputs.shape[1]))
 
     def majority(self, outputs: int) -> float:
         """Share of the commonest class: the accuracy of a constant answer."""
@@ -91,6 +94,18 @@ class Truth:
     def labels_for(self, outputs: int) -> Tensor:
         """±1 for one output, classes for several."""
         return 2 * (self.labels > 0).long() - 1 if outputs == 1 else self.labels
+
+
+def accuracy(outputs: Tensor, labels: Tensor, *, either_way: bool = True) -> float:
+    """Share of images that are classified correctly.
+
+    One output separates two classes by its best threshold, because it need not be 0. It may do so in either direction.
+    """
+    if outputs.shape[1] > 1:
+        return float((outputs.argmax(1) == labels).double().mean())
+    above = outputs >= outputs.T  # one column per threshold
+    right = (above == (labels > 0)[:, None]).double().mean(0)
+    return float(torch.stack([right, 1 - right]).max() if either_way else right.max())
 
 
 def load(images: str, held_out: str | None, *, mean: str, std: str, image_shape: tuple[int, ...]) -> Truth:

@@ -7,8 +7,8 @@ No verdict    Something that a verdict needs is missing, or an assumption of the
 
 The first rule that applies gives the headline. A comparison with given training images that claims leakage comes first,
 because its rate of false claims is known. Wrong data, or a method that does not describe the training, give no verdict.
-Without a comparison, estimated probabilities may claim leakage. All other rules only weaken the claim that nothing was
-read.
+Without a comparison, estimated probabilities may claim leakage if they are known to hold: in networks of this kind, or
+in the positive control. All other rules only weaken the claim that nothing was read.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from palimpsest.scoring import Outcome, Verdict
 
 LIKELY = 0.5  # probability from which a candidate counts
 CERTAIN = 0.8  # probability that one candidate must reach for a claim
+CONFIRMED = 0.8  # share of the control's likely candidates that must be real, if the estimates are not calibrated
 READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
 AS_FAR = 0.9  # of the subject's distance: a control that moved less is easier to read
@@ -42,6 +43,8 @@ class PositiveControl:
     images: int  # the number of images it holds
     samples: int | None  # the number of images the subject holds, if known
     way: float  # the distance it moved, relative to the subject's
+    likely: int = 0  # the number of its candidates from `LIKELY` on
+    real: int = 0  # how many of those show a public image
 
     @property
     def easier(self) -> tuple[str, str] | None:
@@ -105,6 +108,12 @@ class Evidence:
         return bool((self.likely(ranking) >= CERTAIN).any())
 
     @property
+    def holds(self) -> bool:
+        """Whether likely candidates are known to be real: in networks of this kind, or in the positive control."""
+        control = self.positive
+        return self.ranking.calibrated or (control is not None and control.real >= CONFIRMED * control.likely > 0)
+
+    @property
     def bar(self) -> float:
         """The highest probability of a candidate of the negative control."""
         return float(self.negative.probability.max()) if self.negative is not None and len(self.negative) else 0.0
@@ -135,7 +144,7 @@ class AuditVerdict:
     sentence: str  # the verdict in one or two sentences
     advice: str  # how to get a better answer, or the empty string
     likely: int  # candidates that are more likely than not training images, and likelier than chance
-    expected: float  # how many of these are expected to be training images
+    expected: float | None  # how many of these are expected to be training images; None if that is not calibrated
     bar: float | None  # the highest probability of a candidate of the negative control
     readable: bool | None  # whether the positive control was read with the same effort; None without one
     unexplained: float  # the share of the target that the candidates leave unexplained
@@ -156,7 +165,7 @@ def judge(e: Evidence) -> AuditVerdict:
         sentence=sentence,
         advice=advice,
         likely=len(p),
-        expected=float(p.sum()),
+        expected=float(p.sum()) if e.ranking.calibrated else None,
         bar=None if e.negative is None else e.bar,
         readable=e.readable,
         unexplained=1 - e.ranking.explained,
@@ -178,7 +187,7 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, str, str]]:
         yield Outcome.LEAKAGE, e.comparison.sentence, ""
     for reason, advice in _obstacles(e):
         yield Outcome.NO_VERDICT, f"No verdict: {reason}.", advice
-    if not e.compared and e.readable and e.certain(e.ranking) and not crowded:
+    if not e.compared and e.readable and e.certain(e.ranking) and e.holds and not crowded:
         yield Outcome.LEAKAGE, f"Leakage: {_candidates(e, p)}. Compare the pictures with the training images.", ""
     for reason, advice in (*_ambiguities(e, p, crowded), *_doubts(e)):
         yield Outcome.UNDECIDED, f"Undecided: {reason}.", advice
@@ -220,11 +229,16 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
         doubt, advice = "the same effort does not read the control", LONGER
         if e.readable is None:
             doubt, advice = "no positive control was read", _remedy(e)
+        elif not e.holds:
+            doubt, advice = "such candidates are often not real in the positive control", LONGER
         if not e.certain(e.ranking):
-            doubt, advice = f"no estimate reaches {CERTAIN:.0%}", LONGER
+            enough = f"no estimate reaches {CERTAIN:.0%}"
+            doubt, advice = enough if e.ranking.calibrated else "restarts do not agree on any of them enough", LONGER
         if crowded:
             doubt, advice = f"there are only {e.samples} training images, so the estimates do not hold here", LONGER
         yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
+    elif e.surplus >= 1 and not e.ranking.calibrated:
+        yield "restarts agree more than by chance, but no candidate stands out", LONGER
     elif e.surplus >= 1:
         count = "one candidate" if round(e.surplus) == 1 else f"{e.surplus:.0f} candidates"
         yield f"about {count} beyond chance can be expected to be real, but none is likely", LONGER
@@ -261,6 +275,12 @@ def _recovered(comparison: Verdict | None) -> str:
 
 
 def _candidates(e: Evidence, p: Tensor) -> str:
+    if not e.ranking.calibrated:
+        count = "one candidate" if len(p) == 1 else f"{len(p)} candidates"
+        agreed = f"restarts agree on {count} more than by chance"
+        if e.positive is None or not e.holds:
+            return agreed
+        return f"{agreed}; of {e.positive.likely} such candidates in the positive control, {e.positive.real} are real"
     if len(p) == 1:
         return f"restarts agree on one candidate, with an estimated probability of {float(p[0]):.0%}"
     real = min(round(float(p.sum())), e.samples or len(p))

@@ -1,6 +1,10 @@
 """`palimpsest audit`."""
 
-from dataclasses import dataclass, field
+import shlex
+import time
+from concurrent.futures import Executor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -8,18 +12,22 @@ import tyro
 
 from palimpsest import auditing
 from palimpsest.auditing import truth
+from palimpsest.auditing.handover import LOSSES
+from palimpsest.cli import shared
+from palimpsest.cli.several import audit_several, names_of
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
 from palimpsest.errors import InvalidInputError
+from palimpsest.execution.workers import cluster
 from palimpsest.files.schema import check_options
 from palimpsest.runs.journal import printable
 
 
 @dataclass
 class AuditCommand:
-    """Audit a network that was trained elsewhere: can its training images be read out of its weights?
+    """Audit a network that was trained elsewhere: may its weights be published?
 
-    Needs the code of the network and its weights, but not the training images. Writes report.html with a verdict, the
-    likeliest candidates with their probabilities, and controls. After an interruption, run the same command again.
+    Needs the code of the network and its final weights, but not the training images. Says for each set of files whether
+    it may be published, and writes report.html with the evidence. After an interruption, run the same command again.
 
         palimpsest audit --out runs/audit --network mypackage.models:make --weights final.pt --initial start.pt
             --shape 3,32,32
@@ -29,14 +37,15 @@ class AuditCommand:
     """The run folder to create."""
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
-    weights: Path
-    """The trained weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
+    weights: tuple[Path, ...]
+    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch.
+    Several files, such as models/*.pt, are audited one by one, each in a sub-folder of --out."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     network_args: str | None = None
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
-    """The weights before training, if known. They allow far better reconstructions."""
+    """The initial weights, before training, if known. They allow far better reconstructions."""
     checkpoints: tuple[Path, ...] = ()
     """Weights on the way, if known: files, folders, or patterns in quotes. They allow even better ones."""
     updates: tuple[Path, ...] = ()
@@ -62,20 +71,35 @@ class AuditCommand:
     """For --gate: the highest estimated probability, 0 to 1, that a candidate may have."""
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
+    cluster: str | None = None
+    """Dask scheduler whose workers do the reconstructions, such as tcp://scheduler:8786. The result is the same."""
     redact: bool = False
     """Leave all pictures out of the report. On a finished folder, only the report is written again."""
 
     def run(self) -> int:
+        if len(self.weights) == 1:
+            return self._one(self.weights[0])
+        if self.checkpoints or self.updates or not self.weights:
+            raise InvalidInputError("give one file as --weights, or several without --checkpoints and --updates")
+        self._gate()
+        models = names_of(self.weights).items()
+        audits = {name: replace(self, weights=(path,), out=self.out / name).run for name, path in models}
+        with resumable(), self._executor():  # each opens it again; this refuses a wrong address once
+            return audit_several(audits, self.out, at_once=self.cluster is not None)
+
+    def _one(self, weights: Path) -> int:
         gate = self._gate()
         shape, known = image_shape(self.shape), None
         if self.data is not None:
             known = truth.load(self.data, self.held_out, mean=self.mean, std=self.std, image_shape=shape)
         elif self.held_out is not None or (self.mean, self.std) != ("0", "1"):
             raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
-        with resumable():
+        started = (time.monotonic() - shared.began) / 60  # loading programs and images counts, too
+        options = vars(self.options) | {"minutes": max(self.options.minutes - started, self.options.minutes / 10)}
+        with resumable(), self._executor() as executor:
             found = auditing.audit(
                 self.network,
-                self.weights,
+                weights,
                 image_shape=shape,
                 out=self.out,
                 network_args=None if self.network_args is None else json_object(self.network_args, "--network-args"),
@@ -85,16 +109,39 @@ class AuditCommand:
                 key=self.key,
                 initial_key=self.initial_key,
                 truth=known,
-                device=torch_device(self.device),
+                device="auto" if self.cluster and self.device == "auto" else torch_device(self.device),
                 redact=self.redact,
-                **vars(self.options),
+                executor=executor,
+                **options,
             )
-        print(*found.summary, printable(f"The report is {found.report}"), sep="\n")
+        lines = (*found.summary, *self._membership(found), printable(f"The report is {found.report}"))
+        print(*lines, sep="\n", flush=True)
         if gate is None:
             return 0
         decision = gate.decide(auditing.load(self.out))
         print(f"Gate: status {decision.status}, because {decision.reason}.")
         return decision.status
+
+    def _membership(self, found: auditing.Audit) -> list[str]:
+        """The command that tests membership, if there are images for it: an audit does not say who is a member."""
+        if self.data is None or self.held_out is None:
+            return []
+        several, change = found.preflight.outputs > 1, found.preflight.related is True
+        same = "network network_args weights key initial initial_key checkpoints updates shape".split()
+        words = {"out": f"{self.out}-membership", **{name: getattr(self, name) for name in same}, "images": self.data}
+        words |= {"held_out": self.held_out, "mean": self.mean, "std": self.std}
+        words |= {} if change else {"loss": "cross_entropy" if several else "logistic"}
+        command = ["palimpsest", "membership"]
+        for name, value in words.items():
+            values = value if isinstance(value, tuple) else () if value is None else (value,)
+            command += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+        remark = (
+            "" if change else f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
+        )
+        return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
+
+    def _executor(self) -> AbstractContextManager[Executor | None]:
+        return nullcontext() if self.cluster is None else cluster(self.cluster)
 
     def _gate(self) -> auditing.Gate | None:
         if not self.gate and (self.max_recovered, self.max_probability) != (None, None):

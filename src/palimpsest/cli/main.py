@@ -5,12 +5,15 @@ Exit status 0, 1 (failed), 2 (wrong use), or 3 and 4 of an audit's gate. Errors 
 
 import io
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import Annotated, Any
 
 import tyro
 
 from palimpsest import __version__
+from palimpsest.cli import shared
 from palimpsest.cli.audit import AuditCommand
 from palimpsest.cli.bench import Bench
 from palimpsest.cli.compare import Compare
@@ -21,7 +24,8 @@ from palimpsest.cli.reconstruct import Reconstruct
 from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
 from palimpsest.cli.train import Train
-from palimpsest.errors import DivergenceError, PalimpsestError
+from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ProcessEndedError
+from palimpsest.execution.processes import launched, place
 from palimpsest.execution.resources import out_of_memory
 from palimpsest.runs import journal
 from palimpsest.runs.journal import printable
@@ -44,8 +48,9 @@ Command = (
 )
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the value is the exit status."""
+def main(arguments: Sequence[str] | None = None, *, began: float | None = None) -> int:
+    """Run one command; the value is the exit status. ``began`` is when its process did, on the monotonic clock."""
+    shared.began = time.monotonic() if began is None else began
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names of folders need not be text
@@ -54,8 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
-        with journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand)):
+        if launched() > 1 and not isinstance(command, Reconstruct):
+            raise InvalidInputError("only `palimpsest reconstruct` runs on several processes; leave out torchrun")
+        events = journal.on_stderr(terminal=isinstance(command, AuditCommand | MembershipCommand))
+        with events if place()[0] == 0 else nullcontext():
             return command.run() or 0
+    except ProcessEndedError as error:
+        return _complain(f"process {place()[0]} of {launched()}: {error}", status=1, of_all=True)
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:
@@ -66,11 +76,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):
             raise
-        return _complain("there is not enough memory; use fewer --candidates, or a smaller network", status=1)
+        return _complain(
+            "there is not enough memory; use fewer --candidates, or a smaller network", status=1, of_all=True
+        )
     except KeyboardInterrupt:
         return _complain("interrupted; nothing was left half-written", status=1)
 
 
-def _complain(sentence: str, *, status: int) -> int:
-    print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
+def _complain(sentence: str, *, status: int, of_all: bool = False) -> int:
+    """Say what went wrong: once on each host, unless all of its processes should."""
+    if of_all or place()[1] == 0:
+        print(f"palimpsest: {printable(sentence)}", file=sys.stderr)
     return status

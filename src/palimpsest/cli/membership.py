@@ -28,7 +28,7 @@ class MembershipCommand:
     network: str
     """Function that creates the network: package.module:factory or path/to/file.py:factory. Its code is executed."""
     weights: Path
-    """The trained weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
+    """The final weights: a .safetensors file, the index of its shards, or a state dict or checkpoint of torch."""
     shape: str
     """Channels, height and width of the images: 3,32,32."""
     images: str
@@ -38,7 +38,7 @@ class MembershipCommand:
     network_args: str | None = None
     """Arguments of that function, as a JSON object: '{"num_classes": 10}'."""
     initial: Path | None = None
-    """The weights before training. Without them or checkpoints, little can be told."""
+    """The initial weights, before training. Without them or checkpoints, little can be told."""
     checkpoints: tuple[Path, ...] = ()
     """Weights on the way, if known: files, folders, or patterns in quotes."""
     updates: tuple[Path, ...] = ()

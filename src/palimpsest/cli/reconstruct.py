@@ -1,5 +1,6 @@
 """`palimpsest reconstruct`."""
 
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Literal
@@ -8,6 +9,7 @@ import tyro
 
 from palimpsest.cli.shared import Device, resumable, torch_device
 from palimpsest.execution import Execution, Mode
+from palimpsest.execution.processes import Processes, joined_by_torchrun
 from palimpsest.runs import reconstruct as job
 from palimpsest.runs.folder import VARIANTS, RunFolder
 from palimpsest.runs.journal import printable
@@ -24,6 +26,7 @@ class Reconstruct:
         palimpsest reconstruct runs/faces
         palimpsest reconstruct runs/mnist --method kkt --candidates 200 --splitting with
         palimpsest reconstruct runs/faces --checkpoints runs/faces/checkpoints
+        torchrun --nproc-per-node 4 -m palimpsest reconstruct runs/faces
     """
 
     folder: Annotated[Path, tyro.conf.Positional]
@@ -41,18 +44,29 @@ class Reconstruct:
     """Device to compute on. auto: CUDA if available."""
 
     def run(self) -> None:
-        with resumable(), RunFolder(self.folder).locked() as folder:
+        device, folder = torch_device(self.device), RunFolder(self.folder)
+        with ExitStack() as held:
+            held.enter_context(resumable())
+            group = held.enter_context(joined_by_torchrun(device))
+            processes = Processes(group)
+            processes.from_first(lambda: _hold(held, folder))
             job.reconstruct(
                 folder,
                 self.options,
-                device=torch_device(self.device),
+                device=device,
                 variants=tuple(VARIANTS) if self.splitting == "both" else (self.splitting,),
                 callbacks=self._callbacks,
-                execution=Execution(mode=self.mode),
+                execution=Execution(mode=self.mode, processes=group),
                 again=self.again,
             )
-        print(printable(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them."))
+        if processes.first:
+            print(printable(f"Candidates are in {self.folder}; palimpsest report {self.folder} judges them."))
 
     def _callbacks(self, variant: str) -> list[Callback]:
         """Each variant has its own sub-folder, because both count their steps from 0."""
         return [TensorBoard(self.folder / "tensorboard" / variant)] if self.tensorboard else []
+
+
+def _hold(held: ExitStack, folder: RunFolder) -> None:
+    """Lock the folder until the end. On several processes the first does so, because it alone writes."""
+    held.enter_context(folder.locked())

@@ -1,6 +1,7 @@
 """Helpers that several commands share."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
@@ -9,9 +10,11 @@ import torch
 from tqdm import tqdm
 
 from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.execution.processes import launched, place
 from palimpsest.files.storage import parse_json
 
 Device = Literal["auto", "cpu", "cuda"]
+began = time.monotonic()  # when this command began
 
 
 class CommandFailedError(PalimpsestError):
@@ -29,10 +32,17 @@ def resumable() -> Iterator[None]:
 
 
 def torch_device(choice: Device) -> torch.device:
+    """The device to compute on. Each process that torchrun started on a host gets a GPU."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise InvalidInputError("there is no CUDA device; use --device cpu")
-    automatic = "cuda" if torch.cuda.is_available() else "cpu"
-    return torch.device(automatic if choice == "auto" else choice)
+    if choice == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    if launched() == 1:
+        return torch.device("cuda")
+    if (number := place()[1]) >= torch.cuda.device_count():
+        raise InvalidInputError(f"this host has {torch.cuda.device_count()} GPUs; start at most one process for each")
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def image_shape(text: str) -> tuple[int, ...]:

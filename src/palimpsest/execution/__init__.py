@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 
@@ -14,6 +14,9 @@ from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
 from palimpsest.execution import fusion
 from palimpsest.execution.graph import Graph, Program, Tensors, copies
 from palimpsest.execution.precision import matrix_products
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 WORTH_COMPILING = 20_000  # steps: compiling takes ten to thirty seconds and saves a third of each step
 
@@ -35,15 +38,19 @@ class Execution:
         memory: gigabytes for the intermediate results of a step. None is half of the free memory. Candidates that need
             more are processed in chunks, with the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa. float64 is never rounded.
+        processes: a torch.distributed group whose processes share the candidates, such as
+            ``torch.distributed.group.WORLD``. Each makes the same calls, and each gets the result. None is this process
+            alone.
 
     Examples:
         >>> Execution(mode="eager", memory=2.0)
-        Execution(mode='eager', memory=2.0, tf32=True)
+        Execution(mode='eager', memory=2.0, tf32=True, processes=None)
     """
 
     mode: Mode = "auto"
     memory: float | None = None
     tf32: bool = True
+    processes: ProcessGroup | None = None
 
     def __post_init__(self) -> None:
         if self.mode not in ("auto", *MODES):

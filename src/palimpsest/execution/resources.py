@@ -1,4 +1,4 @@
-"""Free memory and disk. Work that does not fit is refused before it begins."""
+"""Devices, free memory and disk. Work that does not fit is refused before it begins."""
 
 import os
 import resource
@@ -13,6 +13,12 @@ from palimpsest.errors import ResourceError
 MEMORY_INFO = Path("/proc/meminfo")
 CONTAINER = Path("/sys/fs/cgroup")
 RESERVE = 64 << 20  # bytes of disk that stay free for other programs
+
+
+def chosen(device: torch.device | str) -> torch.device:
+    """The device. ``"auto"`` is CUDA if this machine has it."""
+    automatic = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(automatic if device == "auto" else device)
 
 
 def available_memory() -> int:

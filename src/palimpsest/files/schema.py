@@ -42,6 +42,25 @@ def built(kind: type[Kind], values: Mapping[str, Any]) -> Kind:
     return _record(kind, values, "")
 
 
+def without_unknown(kind: Any, values: Any) -> Any:
+    """Plain values without the fields that a dataclass, or one inside it, does not have.
+
+    >>> from dataclasses import make_dataclass
+    >>> inner = make_dataclass("Inner", [("a", int)])
+    >>> without_unknown(make_dataclass("Outer", [("each", list[inner])]), {"each": [{"a": 1, "b": 2}], "c": 3})
+    {'each': [{'a': 1}]}
+    """
+    origin, inner = get_origin(kind), get_args(kind)
+    if is_dataclass(kind) and isinstance(values, Mapping):
+        hints: dict[str, Any] = _hints(kind)  # type: ignore[arg-type]
+        return {name: without_unknown(hints[name], value) for name, value in values.items() if name in hints}
+    if origin in (Union, UnionType):
+        return without_unknown(next((each for each in inner if is_dataclass(each)), None), values)
+    if origin in (list, tuple) and isinstance(values, list | tuple):
+        return [without_unknown(inner[0], value) for value in values]
+    return values
+
+
 def check_options(options: Kind) -> Kind:
     """A command's options in the types of their hints. An error names an option as the command line does."""
     kind: Any = type(options)

@@ -17,7 +17,7 @@ from palimpsest.files.formats import some
 
 NESTED = ("state_dict", "model_state_dict", "model")  # where training scripts keep the weights among other things
 COUNTERS = ("global_step", "step", "iteration", "iter", "epoch")  # where they keep the time, the finest first
-PREFIXES = ("module.", "_orig_mod.")  # what DataParallel and torch.compile put before every name
+PREFIXES = ("module.", "_orig_mod.", "_module.")  # DataParallel, torch.compile and Opacus put them before every name
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ def load(path: Path | str, key: str | None = None) -> dict[str, Tensor]:
     """Read the tensors of a ``.safetensors`` file, of its shards, or of a state dict that ``torch.save`` wrote.
 
     Nothing in the file is executed. A checkpoint may hold the state dict under "state_dict", "model_state_dict" or
-    "model", or as its only state dict. The prefixes of wrappers ("module.", "_orig_mod.") are removed if all names have
-    them. Half precision becomes single precision. Buffers of whole numbers do not change.
+    "model", or as its only state dict. The prefixes of wrappers ("module.", "_orig_mod.", "_module.") are removed if
+    all names have them. Half precision becomes single precision. Buffers of whole numbers do not change.
 
     Args:
         path: the file; of shards, their index or their folder.

@@ -17,7 +17,7 @@ A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, w
 
 :mod:`palimpsest.objectives.binding` checks the arguments and chooses the engine: `dense` for stacks of dense layers,
 `autograd` for any other network. Candidates may be taken in chunks: v adds up over them, and given r each chunk's
-gradients are its own.
+gradients are its own. In the same way they may be shared among processes, which add up v by one all-reduce.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.execution.processes import Processes
 from palimpsest.objectives import autograd, binding, dense, reduced, weighting
 from palimpsest.objectives.autograd import Network, Operator, Parameters, Sharpness
 from palimpsest.objectives.binding import Bound, parameters_of
@@ -102,6 +103,7 @@ class Objective(ABC):
         self.initial = None if initial is None else binding.matching(initial, self.target)
         self.sharpness: Sharpness = sharpness
         self.chunk: int | None = None
+        self._processes = Processes()
         self._space: Parametrisation | None = None
         self._may_be_dense = True
         self._bound: Bound | None = None  # dropped by every copy, see `_changed`
@@ -124,7 +126,7 @@ class Objective(ABC):
         bound = self.bind(x, multipliers, labels)
         if x.requires_grad or multipliers.requires_grad:
             return self._represent(x, multipliers, labels)
-        return self.explained(bound.layers, x, multipliers, labels)
+        return self._processes.total(self.explained(bound.layers, *self.mine(x, multipliers, labels)))
 
     def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """r = T − v, keyed by parameter name."""
@@ -143,23 +145,25 @@ class Objective(ABC):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """(L, ∂L/∂x, ∂L/∂λ)."""
         bound = self.bind(x, multipliers, labels)
-        e, half_dx, half_dλ = self.error_and_half_gradients(bound, x, multipliers, labels)
-        return self.norm_squared(e), 2 * half_dx, 2 * half_dλ
+        e, *halves = self.error_and_half_gradients(bound, *self.mine(x, multipliers, labels))
+        dx, dλ = (2 * self.joined(half, len(x)) for half in halves)
+        return self.norm_squared(e), dx, dλ
 
     def error_and_half_gradients(
         self, bound: Bound, x: Tensor, multipliers: Tensor, labels: Tensor | None
     ) -> tuple[Parameters, Tensor, Tensor]:
         """(e = v − T, ½∂L/∂x, ½∂L/∂λ) without any check. The solver calls it at every step, and scales them at once.
 
-        The adjoint of (x, λ) ↦ v, applied to w∘e = −w∘r, gives both derivatives.
+        The candidates are those of this process. The adjoint of (x, λ) ↦ v, applied to w∘e = −w∘r, gives both
+        derivatives.
         """
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(bound.layers, *chunks[0])
-            e = self._error(v)
+            e = self._error(self._processes.total(v))
             half_dx, half_dλ = adjoint(self._weigh(e))
             return e, half_dx, half_dλ
-        e = self._error(self.explained(bound.layers, x, multipliers, labels))
+        e = self._error(self._processes.total(self.explained(bound.layers, x, multipliers, labels)))
         u = self._weigh(e)
         parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
         half_dx, half_dλ = map(torch.cat, zip(*parts, strict=True))
@@ -177,7 +181,7 @@ class Objective(ABC):
 
     def hessian(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Operator:
         """The operator v ↦ ∇²_x L · v over all candidates jointly: S plus the coupling 2 J_iᵀJ_j between them."""
-        if len(self.chunks(x, multipliers, labels)) > 1:
+        if self._processes.count > 1 or len(self.chunks(x, multipliers, labels)) > 1:
             return self._hessian_in_chunks(x, multipliers, labels)
         x = autograd.leaf(x)
         loss = self.loss(x, multipliers.detach(), labels)
@@ -189,16 +193,18 @@ class Objective(ABC):
     def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
         """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
         x, λ = x.detach(), multipliers.detach()
-        layers, r, chunks = self.bind(x, λ, labels).layers, self.residual(x, λ, labels), self.chunks(x, λ, labels)
+        layers, r = self.bind(x, λ, labels).layers, self.residual(x, λ, labels)
+        chunks = self.chunks(*self.mine(x, λ, labels))
 
         def product(direction: Tensor) -> Tensor:
-            parts = list(zip(chunks, direction.split(len(chunks[0][0])), strict=True))
-            Jv = self._weigh(_total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts))
+            parts = list(zip(chunks, self._processes.mine(direction).split(len(chunks[0][0])), strict=True))
+            Jv = _total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts)
+            Jv = self._weigh(self._processes.total(Jv))
             rows = [
                 self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
                 for chunk, part in parts
             ]
-            return torch.cat(rows)
+            return self.joined(torch.cat(rows), len(x))
 
         return product
 
@@ -268,7 +274,7 @@ class Objective(ABC):
         return v, pulled_back
 
     def explained(self, layers: Layers, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
-        """v without a graph and without any check, added up over the chunks."""
+        """v of these candidates without a graph and without any check, added up over the chunks."""
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
 
@@ -307,6 +313,15 @@ class Objective(ABC):
         size = self.chunk or len(x)
         groups = [slice(start, start + size) for start in range(0, len(x), size)]
         return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
+
+    def mine(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """The candidates of this process among all."""
+        mine = self._processes.mine
+        return mine(x), mine(multipliers), None if labels is None else mine(labels)
+
+    def joined(self, mine: Tensor, k: int) -> Tensor:
+        """The values of all k candidates from those of each process."""
+        return self._processes.joined(mine, k)
 
     def bind(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Bound:
         """Raise a named error unless the arguments fit the network; choose the engine when their shapes are new."""
@@ -358,6 +373,10 @@ class Objective(ABC):
             target={name: t.to(device, dtype) for name, t in self.target.items()},
             tangents=[{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents],
         )
+
+    def among(self, processes: Processes) -> Self:
+        """The same objective, computed by several processes: each takes its share of the candidates."""
+        return self._changed(_processes=processes)
 
     def by_autograd(self) -> Self:
         """The same objective, differentiated as any network is, even if its layers are dense."""

@@ -71,11 +71,19 @@ def _beside(panel: Panel, x: float, y: float, text: str) -> None:
     panel.add("text", text, class_="note", x=place, y=y, text_anchor="end" if right else "start")
 
 
-def probabilities(ours: Tensor, chance: Tensor, likely: int, bar: float) -> Markup:
-    """Histograms of probability: of the network above the line, of its negative control below; solid if likely."""
+PROBABILITY, AGREEMENT = (
+    "estimated probability of showing a training image, in per cent",
+    "agreement of the restarts, in hundredths",
+)
+
+
+def histograms(ours: Tensor, chance: Tensor, likely: int, what: str) -> Markup:
+    """Of the network above the line, of its negative control below; the first ``likely`` of the network are solid."""
+    bar = float(chance.max()) if len(chance) else 0.0
+    unit = " %" if what == PROBABILITY else ""
     groups = {1: ("This network", ours, likely), -1: ("Negative control", chance, 0)}
     panel = Panel(540, 320, x=(0, 100), y=(-1.5, 1.5), left=4)
-    panel.x_axis("estimated probability of showing a training image, in per cent", about=10)
+    panel.x_axis(what, about=10)
     far_right = 100 * bar < 50  # headings stand in the corner that is farther from the vertical line
     for side, (name, probability, first) in groups.items():
         percent = (100 * probability).tolist()
@@ -93,10 +101,10 @@ def probabilities(ours: Tensor, chance: Tensor, likely: int, bar: float) -> Mark
         panel.add("text", f"{name} ({len(percent)})", class_="label", x=place, y=y, text_anchor=anchor)
     panel.horizontal(0, "axis")
     panel.vertical(100 * bar, "bar")
-    _beside(panel, 100 * bar, panel.y(1.5) + 8, f"chance: {bar:.0%}")
+    _beside(panel, 100 * bar, panel.y(1.5) + 8, f"chance: {100 * bar:.0f}{unit}")
     return panel.svg(
-        f"Probabilities of {len(ours)} candidates, {likely} of them likely, and of {len(chance)} candidates of the"
-        f" negative control. The highest of these is {bar:.0%}."
+        f"{len(ours)} candidates, {likely} of them solid, and {len(chance)} candidates of the negative control, by"
+        f" {what}. The highest of the control is {100 * bar:.0f}{unit}."
     )
 
 

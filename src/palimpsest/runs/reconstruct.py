@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.errors import CheckpointError, InvalidInputError, RunFolderError
+from palimpsest.execution.processes import Processes
 from palimpsest.files.schema import Positive, Range, Share, check_options
 from palimpsest.files.series import series
 from palimpsest.files.storage import tensor_digest
@@ -104,9 +105,10 @@ def reconstruct(
 ) -> None:
     """Reconstruct images from the folder's weights, each variant in turn. Finished variants are not run again.
 
-    Variants with other settings are replaced only with ``again``, and only when the replacement is there.
+    Variants with other settings are replaced only with ``again``, and only when the replacement is there. On several
+    processes the first one writes.
     """
-    options = check_options(options)
+    options, processes = check_options(options), Processes(execution.processes if execution else None)
     run = TrainedRun.read(folder)
     model, initial = run.model_and_start(folder)
     image_shape = model.image_shape
@@ -142,15 +144,18 @@ def reconstruct(
             execution=execution,
         )
         began = time.monotonic()
-        rec = _resumed(run_variant, folder, again=again)
+        rec = _resumed(run_variant, folder, again=again, writes=processes.first)
         finished[name] = variant(rec, settings, time.monotonic() - began)
-        folder.write_variants(finished)
+        if processes.first:
+            folder.write_variants(finished)
     same = {name: fields for name, fields in finished.items() if fields["settings"] == settings}
-    if len(same) < len(finished):
+    if len(same) < len(finished) and processes.first:
         folder.write_variants(same)
 
 
-def _resumed(run: Callable[..., pal.Reconstruction], folder: RunFolder, *, again: bool) -> pal.Reconstruction:
+def _resumed(
+    run: Callable[..., pal.Reconstruction], folder: RunFolder, *, again: bool, writes: bool
+) -> pal.Reconstruction:
     """Continue from the checkpoint. A useless one, if it may be replaced, stays until there is a new one."""
     try:
         return run(checkpoint=folder.checkpoint)
@@ -160,7 +165,8 @@ def _resumed(run: Callable[..., pal.Reconstruction], folder: RunFolder, *, again
     try:
         return run(checkpoint=folder.new_checkpoint)
     finally:
-        folder.adopt_new_checkpoint()
+        if writes:
+            folder.adopt_new_checkpoint()
 
 
 def _finished_variants(folder: RunFolder, settings: dict[str, Any], *, again: bool) -> dict[str, dict[str, Any]]:

@@ -6,6 +6,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from palimpsest.errors import CheckpointError, InvalidInputError
 from palimpsest.solver.state import State
 
@@ -13,7 +15,7 @@ from palimpsest.solver.state import State
 class Callback:
     """Watches a run. Subclass it, override the methods you need, and pass it as ``callbacks=[…]``.
 
-    Every state that a callback receives is finite.
+    Every state that a callback receives is finite. On several processes the first one calls it, with all candidates.
 
     Examples:
         >>> import palimpsest as pal
@@ -50,11 +52,11 @@ class Checkpoint(Callback):
         path.parent.mkdir(parents=True, exist_ok=True)
         self._saved_at = time.monotonic()
 
-    def resume(self, fresh: State) -> State:
-        """The saved state if there is one, else the fresh one."""
+    def saved(self, fresh: State) -> State | None:
+        """The saved state, if there is one; in main memory."""
         if not self.path.exists():
-            return fresh
-        saved = State.load(self.path, self.fingerprint, fresh.x.device)
+            return None
+        saved = State.load(self.path, self.fingerprint, torch.device("cpu"))
         if not saved.continues(fresh):
             raise CheckpointError(f"{self.path} does not fit this problem; delete it and start again")
         return saved

@@ -13,6 +13,7 @@ from torch import Tensor
 from palimpsest.errors import DivergenceError
 from palimpsest.execution import Execution, Executor, Tensors
 from palimpsest.execution.fusion import fusible
+from palimpsest.execution.processes import Processes
 from palimpsest.objectives import Objective
 from palimpsest.objectives.binding import Bound
 from palimpsest.objectives.spaces import Parametrisation
@@ -48,7 +49,8 @@ class Solver:
         self, objective: Objective, space: Parametrisation, settings: Settings, execution: Execution | None = None
     ) -> None:
         self.space, self.settings, self.execution = space, settings, execution or Execution()
-        self._original, self.objective = objective, objective.within(space)  # a copy, whose sharpness the solver sets
+        self._original, self.processes = objective, Processes(self.execution.processes)
+        self.objective = objective.within(space).among(self.processes)  # a copy, whose sharpness the solver sets
         self.schedule = Schedule(settings, objective.sharpness)
         self.T2 = self.objective.target_norm_squared
         self.loss_unit = self.T2 if settings.units is None else torch.ones_like(self.T2)  # L and priors add up in it
@@ -65,13 +67,13 @@ class Solver:
         self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
 
     def init(self) -> State:
-        """Fresh candidates: pixels and multipliers are random, labels are balanced."""
+        """Fresh candidates, of all processes: pixels and multipliers are random, labels are balanced."""
         k, objective, optimiser = self.settings.candidates, self.first(), self.settings.optimiser
         generator, raw = torch.Generator().manual_seed(self.settings.seed), self.settings.units
         x = torch.randn(k, *self.space.shape, generator=generator, dtype=torch.float64)
         x = ((raw.pixels if raw else PIXEL) * self.space.unit * x).to(objective.device, objective.dtype)
         objective.check_network(x)
-        objective.chunk = memory.chunk_size(objective, x, self.execution.memory)
+        objective.chunk = memory.chunk_size(objective, x, self.execution.memory, self.processes, k)
         shape = (k, *objective.multiplier_shape(x))
         drawn = raw.draw(shape, generator) if raw else torch.rand(shape, generator=generator, dtype=torch.float64)
         noise = drawn.to(x)
@@ -115,14 +117,28 @@ class Solver:
         return unit * self._scale(state.multipliers)
 
     def step(self, state: State) -> State:
-        """A stretch of gradient steps (Phase I) or, at the end of a phase, one round of splitting (Phase II)."""
+        """A stretch of gradient steps (Phase I) or, at the end of a phase, one round of splitting (Phase II).
+
+        Each process steps with its share of the candidates. A round of splitting compares all of them.
+        """
         ended = self._phase_ended(state)
         if ended is None:  # descend to the next step that is recorded, or to the end of the phase
             recorded = state.step - state.step % self.record_every + self.record_every
             return self.descend(state, min(self.schedule.phase_end(state), state.step + STRETCH, recorded) - state.step)
-        if not bool(state.x.isfinite().all() & state.multipliers.isfinite().all()):
+        whole = self.whole(state)
+        if not bool(whole.x.isfinite().all() & whole.multipliers.isfinite().all()):
             raise DivergenceError(state.step, DIVERGED)
-        return rounds.next_round(self, state, ended)
+        return self.share(rounds.next_round(self, whole, ended))
+
+    def whole(self, state: State) -> State:
+        """The state with the candidates of all processes, from each one's share."""
+        return state.mapped(lambda t: self.processes.joined(t, len(state.ids)))
+
+    def share(self, whole: State) -> State:
+        """The state with this process's share of the candidates, on its device."""
+        device = self.objective.device
+        mine = whole.mapped(lambda t: self.processes.mine(t).to(device))
+        return replace(mine, ids=whole.ids.to(device), lineage=whole.lineage.to(device))
 
     def done(self, state: State) -> bool:
         return state.outcome is not None
@@ -149,9 +165,10 @@ class Solver:
     def descend(self, state: State, steps: int) -> State:
         """Take this many gradient steps; the first is recorded if its number is a multiple of ``record_every``."""
         end = state.step + steps
-        rows = torch.tensor([self.schedule.at(state, step) for step in range(state.step, end)], dtype=torch.float64)
+        rows = torch.tensor([self._scheduled(state, step) for step in range(state.step, end)], dtype=torch.float64)
         plan = ["watched step" if state.step % self.record_every == 0 else "step"] + ["step"] * (steps - 1)
-        given = state.tensors() | {"multiplier_unit": self.unit(state)}
+        # A graph is captured again when shapes change; by the shape of all ids, every process does so at once.
+        given = state.tensors() | {"multiplier_unit": self.unit(state), "ids": state.ids}
         tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x))
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         x, λ, moments = tensors["x"], tensors["multipliers"], moments_of(tensors)
@@ -159,12 +176,17 @@ class Solver:
 
     def prepare(self, state: State) -> Executor:
         """The executor of steps. Each number of candidates gets chunks that are as large as memory allows."""
-        if self._prepared_for != len(state.x):
+        if self._prepared_for != (k := len(state.ids)):
             objective = self.first()
-            objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory)
+            objective.chunk = memory.chunk_size(objective, state.x, self.execution.memory, self.processes, k)
             self._bound = objective.bind(*state.point)
-            self._prepared_for = len(state.x)
+            self._prepared_for = k
         return self._steps
+
+    def _scheduled(self, state: State, step: int) -> Scheduled:
+        """The schedule of a step. Priors are means over candidates, so those of a share count in proportion."""
+        now = self.schedule.at(state, step)
+        return now._replace(prior_strength=now.prior_strength * (len(state.x) / len(state.ids)))
 
     def _advance(self, tensors: Tensors, row: Tensor, *, watch: bool) -> Tensors | None:
         """One gradient step on L with its priors, in place, by a row of the schedule."""
@@ -187,8 +209,11 @@ class Solver:
         return watched
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
-        """One entry of the history. Phase I waits for the device only here."""
-        loss, penalty, gradient = torch.stack([t.double() for t in watched.values()]).tolist()
+        """One entry of the history. Phase I waits for the device, and for the other processes' numbers, only here."""
+        mine = torch.stack([t.double() for t in watched.values()]).to(state.x.device)
+        mine[0] /= self.processes.count  # each knows the whole loss; their mean is one number for all
+        mine[2].square_()  # ‖∇‖² adds up
+        loss, penalty, square = self.processes.total({"": mine})[""].tolist()
         if not math.isfinite(loss + penalty):
             raise DivergenceError(state.step, DIVERGED)
         t = self.schedule.elapsed(state, state.step)
@@ -196,10 +221,10 @@ class Solver:
             "step": state.step,
             "loss": loss,
             "objective": loss + penalty,
-            "gradient": gradient / float(self.T2),
+            "gradient": math.sqrt(square) / float(self.T2),
             "rate": self.schedule.rate(t) * self.settings.optimiser.learning_rate,
             "sharpness": self.schedule.sharpness(t),
-            "candidates": len(state.x),
+            "candidates": len(state.ids),
         }
 
     def _phase_ended(self, state: State) -> Ending | None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from palimpsest.execution.processes import Processes
 from palimpsest.execution.resources import available_memory
 from palimpsest.objectives import Objective
 
@@ -13,15 +14,18 @@ SHARE = 0.5  # of the free memory that the intermediate results of a step may ta
 COPIES = 6  # tensors that a step keeps for each one that the network computes: derivatives and their graphs
 
 
-def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None) -> int | None:
+def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None, processes: Processes, k: int) -> int | None:
     """The most candidates whose step fits into this memory (by default half of the free memory), a power of two.
 
-    None if all of them fit.
+    None if each process's share of the k candidates fits. All processes use the size of the one with the least memory,
+    because they decide by it.
     """
-    each = bytes_per_candidate(objective, x)
-    room = int(SHARE * free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes)
-    fitting = room // max(1, each)
-    return None if fitting >= len(x) else 1 << max(0, fitting.bit_length() - 1)
+    share = -(-k // processes.count)
+    neighbours = 1 if x.is_cuda else processes.on_this_host
+    room = int(SHARE * free_bytes(x.device) / neighbours if gigabytes is None else 1e9 * gigabytes)
+    fitting = room // max(1, bytes_per_candidate(objective, x))
+    fitting = int(processes.joined(torch.tensor([fitting], device=x.device), processes.count).min())
+    return None if fitting >= share else 1 << max(0, fitting.bit_length() - 1)
 
 
 def bytes_per_candidate(objective: Objective, x: Tensor) -> int:

@@ -133,8 +133,11 @@ def largest(sizes: Tensor, count: int) -> Tensor:
 
 def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
     """(k,) ‖λ_i f(x_i)‖, the size of each candidate's contribution."""
-    alone = [(x[i], multipliers[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
-    return torch.stack([objective.norm_squared(objective.represent(*one)) for one in alone]).sqrt()
+    layers, k = objective.bind(x, multipliers, labels).layers, len(x)
+    x, λ, labels = objective.mine(x, multipliers, labels)
+    alone = [(x[i], λ[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
+    squares = [objective.norm_squared(objective.explained(layers, *one)) for one in alone]
+    return objective.joined(torch.stack(squares).sqrt(), k)
 
 
 def _copies(x: Tensor, multipliers: Tensor, labels: Tensor | None, alike: float) -> Tensor:

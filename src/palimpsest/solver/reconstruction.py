@@ -253,8 +253,8 @@ def reconstruct(
         seed: seed of the initial candidates and of random directions.
         callbacks: objects that are called as the run progresses; see `pal.Callback`.
         checkpoint: a file that the state is saved to every few seconds. If the file exists, the run continues from
-            it. The result is the same as without the interruption: bit for bit on a CPU with the same number of
-            threads.
+            it, on any number of processes. The result is the same as without the interruption: bit for bit on a CPU
+            with the same number of threads and processes.
         progress: whether to show a bar on standard error. None shows one in a terminal if the run takes long enough.
         execution: how steps are carried out. None is as fast as the device allows.
 
@@ -274,16 +274,14 @@ def reconstruct(
         raise InvalidInputError(f"the objective is a {kind}; give a method, such as pal.NTK(model, initial)")
     solver = Solver(objective, _space(objective, image_shape, within), settings, execution)
     with solver.execution.matrix_precision(objective.device):
-        state = solver.init()
         watchers = [*callbacks]
-        if checkpoint is not None:
-            saver = Checkpoint(Path(checkpoint), solver.fingerprint())
+        saver = None if checkpoint is None else Checkpoint(Path(checkpoint), solver.fingerprint())
+        if saver is not None:
             watchers.insert(0, saver)  # it saves before another callback can fail
-            state = saver.resume(state)
         if progress is not False:
             watchers.append(Progress(steps, show=progress))
         try:
-            state = _run(solver, state, watchers)
+            state = _run(solver, _start(solver, saver), watchers)
         except KeyboardInterrupt as interrupt:
             if checkpoint is None:
                 interrupt.add_note(KEEP)
@@ -301,31 +299,38 @@ def _space(objective: Objective, image_shape: Sequence[int] | int, within: Subsp
     return within.shaped(shape).to(objective.device, objective.dtype)
 
 
-def _run(solver: Solver, state: State, callbacks: Sequence[Callback]) -> State:
-    """Step until done. Callbacks receive only states that are known to be finite."""
-    good, started = state, list[Callback]()
+def _start(solver: Solver, saver: Checkpoint | None) -> State:
+    """The saved state, as the first process reads it, or a fresh one: the candidates of all processes."""
+    fresh = solver.init()
+    return fresh if saver is None else solver.processes.from_first(partial(saver.saved, fresh)) or fresh
+
+
+def _run(solver: Solver, good: State, watchers: Sequence[Callback]) -> State:
+    """Step until done. Callbacks of the first process receive states of all candidates, known to be finite."""
+    callbacks, state, started = watchers if solver.processes.first else (), solver.share(good), list[Callback]()
     try:
         for callback in callbacks:
-            callback.on_start(state)
+            callback.on_start(good)
             started.append(callback)
         while not solver.done(state):
             new = solver.step(state)
-            if len(new.history) > len(state.history):  # recording read the loss: this state is finite
-                good = state
+            if watchers and len(new.history) > len(state.history):  # recording read the loss: this state is finite
+                good = solver.whole(state)
                 for callback in callbacks:
-                    callback.on_record(state, new.history[-1])
-            state = new
+                    callback.on_record(good, new.history[-1])
+            good, state = good if callbacks else state, new  # a process keeps all candidates only to save them
     except BaseException as stop:
-        unharmed = not isinstance(stop, DivergenceError) and bool(state.x.isfinite().all())
-        last = state if unharmed else good
+        alone, diverged = solver.processes.count == 1, isinstance(stop, DivergenceError)
+        last = state if alone and not diverged and bool(state.x.isfinite().all()) else good
         with ExitStack() as calls:  # makes every call, even if one raises; the last one pushed comes first
             for callback in reversed(started):
                 calls.callback(callback.on_stop, last)
             raise
+    whole = solver.whole(state)
     with ExitStack() as calls:
         for callback in reversed(callbacks):
-            calls.callback(callback.on_end, state)
-    return state
+            calls.callback(callback.on_end, whole)
+    return whole
 
 
 def _result(solver: Solver, state: State) -> Reconstruction:

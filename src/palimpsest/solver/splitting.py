@@ -73,10 +73,10 @@ def eigenpairs(
 ) -> Eigenpairs:
     """The smallest eigenpair of every S(x_i) with its error, chunk by chunk."""
     r, parts = objective.residual(x, multipliers, labels), []
-    for chunk in objective.chunks(x, multipliers, labels):
+    for chunk in objective.chunks(*objective.mine(x, multipliers, labels)):
         S = objective.curvature(*chunk, residual=r)
         parts.append(smallest_eigenpairs(S, chunk[0], iterations=iterations, basis=basis))
-    return Eigenpairs(*map(torch.cat, zip(*parts, strict=True)))
+    return Eigenpairs(*(objective.joined(torch.cat(rows), len(x)) for rows in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,6 @@
 """The whole state of a run. To load a saved state and go on gives the same result as not to stop."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from enum import Enum
 from pathlib import Path
@@ -43,13 +43,14 @@ class SavedState:
 class State:
     """Candidates, multipliers, labels, lineage, the optimiser's memory, the random generator and the clock.
 
-    States are values: a step makes a new one and does not change the old one.
+    States are values: a step makes a new one and does not change the old one. On several processes `tensors` hold the
+    rows of this process's share of the candidates, and everything else is the same on all of them.
     """
 
     x: Tensor  # (k, *shape) coordinates of the candidates
     multipliers: Tensor
     labels: Tensor | None
-    ids: Tensor  # (k,) a number for each candidate, never used again after it has split
+    ids: Tensor  # a number for each candidate of all processes, never used again after it has split
     lineage: Tensor  # for every number ever given, the number of the candidate that it split from, or −1
     moments: dict[str, Moments]  # of the optimiser, for "x" and for "multipliers"
     generator: Tensor  # state of the random generator
@@ -74,6 +75,12 @@ class State:
         """The state with the numbers and the optimiser's memory of these candidates."""
         moments = {of: {name: t[parents] for name, t in m.items()} for of, m in self.moments.items()}
         return replace(self, ids=self.ids[parents], moments=moments)
+
+    def mapped(self, change: Callable[[Tensor], Tensor]) -> Self:
+        """The state with the rows of other candidates: a function changes each of `tensors`."""
+        tensors = {name: change(t) for name, t in self.tensors().items()}
+        x, λ, labels = tensors["x"], tensors["multipliers"], tensors.get("labels")
+        return replace(self, x=x, multipliers=λ, labels=labels, moments=moments_of(tensors))
 
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that a gradient step reads and changes, by name."""

@@ -1,4 +1,4 @@
-"""`python -m palimpsest.cli`."""
+"""`python -m palimpsest`."""
 
 import sys
 

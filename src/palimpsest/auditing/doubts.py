@@ -1,0 +1,111 @@
+"""Signs that the files or options of an audit are wrong: swapped weights, classes in another order, another scale.
+
+Each sign compares how well the network fits the given training images with its fit under one other reading of the
+files. The right reading fits better, because training fitted it. A sign says what may be wrong and decides nothing.
+"""
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from palimpsest.auditing.subject import Subject
+from palimpsest.auditing.truth import Truth, accuracy
+
+GOOD = 0.9  # accuracy of another reading of the files that raises a doubt,
+MARGIN = 0.25  # if it is higher by this share of the images,
+TIMES = 4  # or if it fits this many times better
+CLEAR = 0.25  # share of the outputs' variance inside classes, below which a fit is clear
+FEW = 8  # images, below which chance fits one of several scales
+COMMON = {
+    "0 and 1": (0.0, 1.0),
+    "0.5 and 1": (0.5, 1.0),
+    "0.5 and 0.5": (0.5, 0.5),
+    "0 and 1/255": (0.0, 1 / 255),
+    "0.1307 and 0.3081": (0.1307, 0.3081),
+    "0.4914,0.4822,0.4465 and 0.247,0.2435,0.2616": ((0.4914, 0.4822, 0.4465), (0.247, 0.2435, 0.2616)),
+    "0.485,0.456,0.406 and 0.229,0.224,0.225": ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)),
+}  # mean and standard deviation, as training scripts have them
+
+
+@dataclass(frozen=True)
+class FitToClasses:
+    """How well outputs fit classes."""
+
+    accuracy: float
+    scatter: float
+    """The share of the outputs' variance inside classes. It does not depend on the classes' order, nor on a scale."""
+
+    @classmethod
+    def of(cls, outputs: Tensor, labels: Tensor) -> Self:
+        Φ = outputs.double()
+        means = torch.stack([Φ[labels == y].mean(0) for y in labels.tolist()])
+        total = float((Φ - Φ.mean(0)).square().sum())
+        return cls(accuracy(outputs, labels), float((Φ - means).square().sum()) / total if total > 0 else 1.0)
+
+    def far_better_than(self, other: "FitToClasses") -> bool:
+        classifies = self.accuracy >= max(GOOD, other.accuracy + MARGIN)
+        return classifies or self.scatter <= min(CLEAR, other.scatter / TIMES)
+
+
+def doubts(subject: Subject, truth: Truth | None) -> tuple[str, ...]:
+    """Everything that may be wrong, each a clause without a full stop."""
+    return (*subject.doubts, *(() if truth is None else _of_the_images(subject, truth)))
+
+
+def _of_the_images(subject: Subject, truth: Truth) -> Iterator[str]:
+    labels, outputs = truth.labels_for(subject.outputs), truth.outputs(subject.model)
+    fit = FitToClasses.of(outputs, labels)
+    if subject.initial is not None and subject.start_given:
+        before = FitToClasses.of(truth.outputs(_at_start(subject)), labels)
+        if before.far_better_than(fit) and before.accuracy > fit.accuracy:
+            share = f"{before.accuracy:.0%} of the given images correctly, and the final ones {fit.accuracy:.0%}"
+            yield f"the files --weights and --initial may be swapped: the initial weights classify {share}"
+            return  # the other signs are about the trained weights
+    if order := _other_order(outputs, labels):
+        yield order
+    if len(labels) >= FEW and (scale := _other_scale(subject, truth, labels, fit)):
+        yield scale
+
+
+def _at_start(subject: Subject) -> torch.nn.Module:
+    model = copy.deepcopy(subject.model)
+    model.load_state_dict({**model.state_dict(), **(subject.initial or {})})
+    return model
+
+
+def _other_order(outputs: Tensor, labels: Tensor) -> str | None:
+    """Classes that training numbered differently."""
+    if outputs.shape[1] == 1:
+        usual, turned = (accuracy(Φ, labels, either_way=False) for Φ in (outputs, -outputs))
+        exchanged = "the two classes may be exchanged: the network's output is higher for the first"
+        return exchanged if turned >= max(GOOD, usual + MARGIN) else None
+    C, answers = outputs.shape[1], outputs.argmax(1)
+    counts = torch.zeros(C, C).index_put((labels, answers), torch.ones(len(labels)), accumulate=True)
+    _, order = linear_sum_assignment(counts.numpy(), maximize=True)
+    usual, other = float((answers == labels).double().mean()), float(counts[range(C), order].sum() / len(labels))
+    if other < max(GOOD, usual + MARGIN):
+        return None
+    moved = [f"class {y} may be output {order[y]}" for y in range(C) if order[y] != y and counts[y, order[y]]]
+    return f"the classes may be numbered differently: {', '.join(moved[:3])}{', …' if len(moved) > 3 else ''}"
+
+
+def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: FitToClasses) -> str | None:
+    """Another mean and standard deviation, under which the network fits the images far better."""
+    x = truth.images
+    scales = {"those of the given images, by channel": (x.mean((0, 2, 3)), x.std((0, 2, 3))),
+              "the mean of the given images and 1": (x.mean(0), 1.0)}  # fmt: skip
+    fits: dict[str, FitToClasses] = {}
+    for name, values in (COMMON | scales).items():
+        mean, std = (torch.as_tensor(v, dtype=x.dtype) for v in values)
+        mean, std = (v.view(-1, 1, 1) if v.ndim == 1 else v for v in (mean, std))
+        if mean.ndim != 3 or len(mean) == len(x[0]):
+            fits[name] = FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
+    best = min(fits, key=lambda name: fits[name].scatter)
+    if not fits[best].far_better_than(fit):
+        return None
+    return f"--mean and --std may be wrong: the network fits the given images far better, for example, with {best}"
