@@ -240,7 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(training.REPORTED))
-    parser.add_argument("--workers", type=int, default=1, help="processes")
+    processes.add_arguments(parser)
     parser.add_argument("--results", type=Path, help="folder for the results")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for pretrained networks")
     parser.add_argument("--small", action="store_true", help="a version for a test, which does not need files")
@@ -259,7 +259,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = [part for part in parts if not part.file.exists()]
     for part in parts:
         training.pretrain(part.row, options.scratch, reading.device())
-    return processes.run_all({part.file.stem: part.run for part in parts}, options.workers)
+    return processes.run_all({part.file.stem: part.run for part in parts}, options)
 
 
 if __name__ == "__main__":
