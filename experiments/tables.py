@@ -22,8 +22,8 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(page: str, table: str) -> None:
-    """Replace the table between the two marks of a page."""
-    path = DOCS / page
-    before, _, rest = path.read_text(encoding="utf-8").partition(START)
-    path.write_text(before + START + table + END + rest.partition(END)[2], encoding="utf-8")
+def write(page: str, table: str, name: str = "") -> None:
+    """Replace the table between the two marks of a page. A page with several tables has a name in each first mark."""
+    path, start = DOCS / page, START.replace("results", f"results: {name}") if name else START
+    before, _, rest = path.read_text(encoding="utf-8").partition(start)
+    path.write_text(before + start + table + END + rest.partition(END)[2], encoding="utf-8")

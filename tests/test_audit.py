@@ -289,3 +289,27 @@ def test_leftovers_of_a_killed_write_are_nobodys_work(tmp_path):
     (tmp_path / ".config.json.x1y2.part").write_bytes(b"half")
     with RunFolder(tmp_path).locked(create=True):
         pass
+
+
+def test_traces_tell_other_images_from_a_training_that_the_method_does_not_describe(tmp_path):
+    data = pal.datasets.load("digits", per_class=8, held_out_per_class=30, seed=1)
+    torch.manual_seed(0)
+    network = mlp()
+    initial = {name: t.clone() for name, t in network.state_dict().items()}
+    optimiser = torch.optim.Adam(network.parameters(), lr=2e-3)
+    x, y = data.train.images - 0.5, data.train.labels.float()
+    for rows in [part for _ in range(40) for part in torch.randperm(16).split(2)]:
+        optimiser.zero_grad()
+        (network(x[rows]).squeeze(1) - y[rows]).square().mean().backward()
+        optimiser.step()
+    ours = truth(data)
+    other = replace(ours, images=ours.held_out[:16], labels=ours.labels, held_out=ours.held_out[16:])
+    trained = network.state_dict()
+    found = {
+        name: pal.audit(mlp, trained, initial=initial, image_shape=SHAPE, truth=given, out=tmp_path / name, steps=5,
+                        restarts=2, tangents=1, control_steps=5, controls=False, rungs=("W0",))
+        for name, given in (("ours", ours), ("other", other))
+    }  # fmt: skip
+    assert all(each.floor > 0.5 for each in found.values())
+    assert found["ours"].trace < 0.01
+    assert found["other"].trace > 0.1

@@ -75,6 +75,34 @@ def test_parameters_without_dimensions_are_examined_too():
         assert (found.parameters, found.units, found.still_units) == (body.parameters + 1, body.units, 0)
 
 
+class Normalised(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm2d(1), nn.Linear(64, 1)
+
+    def forward(self, x):
+        return self.head(self.norm(x).flatten(1))
+
+
+def test_statistics_that_change_in_training_show_live_batch_normalisation():
+    torch.manual_seed(0)
+    network = Normalised()
+    start = {name: t.clone() for name, t in network.state_dict().items()}
+    tuned = start | {"head.weight": start["head.weight"] + 0.1}
+    network.train()(torch.rand(8, *SHAPE))
+    live = tuned | {name: t.clone() for name, t in network.state_dict().items() if name.startswith("norm.")}
+    rounded = {name: t.half() if t.is_floating_point() else t for name, t in live.items()}
+
+    def layers(end, **known):
+        return preflight(subject(Normalised, end, image_shape=SHAPE, **known)).live_layers
+
+    assert layers(tuned, initial=start) == layers(tuned) == 0
+    assert layers(live, initial=start) == layers(live) == 1
+    assert layers(live, initial=rounded | {"head.weight": start["head.weight"]}) == 0
+    middle = live | {"head.weight": start["head.weight"] + 0.05}
+    assert layers(live, initial=start, checkpoints=[start, middle]) == 1
+
+
 def test_methods_follow_outputs_and_weight_decay():
     def classes():
         return pal.networks.MLP(SHAPE, hidden=(20,), outputs=3)

@@ -91,6 +91,12 @@ CASES = {
     ),
     "images that explain nothing": (replace(COMPARED, floor=0.84), NO_VERDICT),
     "unread control and a high floor": (replace(COMPARED, floor=0.84, positive=None, ranking=READ), NO_VERDICT),
+    "live batch normalisation": (replace(BLIND, live=True), NO_VERDICT),
+    "live batch normalisation, likely candidates": (replace(BLIND, ranking=READ, live=True), NO_VERDICT),
+    "live batch normalisation, images found": (replace(COMPARED, comparison=comparison(30), live=True), LEAKAGE),
+    "a change like noise": (replace(BLIND, ranking=CHANCE), UNDECIDED),
+    "a change like noise beside the images": (replace(COMPARED, ranking=CHANCE, floor=1.0), NO_VERDICT),
+    "other images than those behind the weights": (replace(COMPARED, floor=0.8, trace=0.5), NO_VERDICT),
     "no negative control": (replace(BLIND, negative=None), NO_VERDICT),
     "likely candidates without a negative control": (replace(BLIND, ranking=READ, negative=None), NO_VERDICT),
 }
@@ -128,6 +134,33 @@ def test_advice_fits_the_method_and_the_control():
         without = judge(replace(BLIND, ranking=ranking, positive=None, controls=False)).advice
         assert "--no-controls" in without
         assert "--minutes" not in without
+
+
+NOISE, OTHERS, METHOD, ANSWERS, LIVE = "like noise", "not those behind", "does not describe", "classifies only", "live"
+FAR = replace(COMPARED, floor=0.8)
+REASONS = {
+    "candidates explain no more than by chance": (replace(FAR, ranking=CHANCE), NOISE),
+    "neither do they without the images": (replace(BLIND, ranking=CHANCE), NOISE),
+    "noise also answers badly": (replace(FAR, ranking=CHANCE, accuracy=0.5, majority=0.5), NOISE),
+    "the same effort explains no control": (
+        replace(FAR, ranking=CHANCE, positive=replace(CONTROL, ranking=CHANCE)),
+        METHOD,
+    ),
+    "the weights themselves, with their start": (replace(FAR, ranking=CHANCE, method="kkt"), METHOD),
+    "noise, but the images left traces": (replace(FAR, ranking=CHANCE, trace=0.001), METHOD),
+    "no larger traces than held-out images": (replace(FAR, trace=0.5), OTHERS),
+    "perhaps larger traces": (replace(FAR, trace=0.05), METHOD),
+    "no held-out images for traces": (replace(FAR, trace=None), METHOD),
+    "wrong answers are more than a high floor": (replace(FAR, accuracy=0.5, majority=0.5), ANSWERS),
+    "no traces are more than wrong answers": (replace(FAR, trace=0.5, accuracy=0.5, majority=0.5), OTHERS),
+    "live batch normalisation before all others": (replace(FAR, ranking=CHANCE, accuracy=0.5, live=True), LIVE),
+}
+
+
+@pytest.mark.parametrize("case", list(REASONS))
+def test_a_verdict_that_is_not_a_claim_names_the_reason(case):
+    evidence, reason = REASONS[case]
+    assert reason in judge(evidence).sentence
 
 
 def test_out_of_time_comes_after_the_specific_advice():

@@ -11,6 +11,8 @@ from importlib import resources
 from pathlib import Path
 from statistics import fmean
 
+import audit_networks
+import audit_verdicts
 import left_behind
 import membership
 import pytest
@@ -137,6 +139,17 @@ def test_the_page_shows_which_images_are_named():
     assert len(decided) == 24
     assert sum(row["network"].endswith(("–10", "ten classes")) for row in rows) == 6  # several outputs
     assert all(part["0.01"] == part["0.001"] == 1 and part["never saw"]["0.01"] <= 0.025 for part in decided)
+
+
+def test_the_page_shows_which_verdicts_are_right():
+    page = (ROOT / "docs" / "verdicts.md").read_text(encoding="utf-8")
+    audits = json.loads((ROOT / "docs" / "results" / "audit-verdicts.json").read_text(encoding="utf-8"))["audits"]
+    assert audit_verdicts.table(audits) in page
+    assert audit_verdicts.false_claims(audits) == audit_verdicts.missed(audits) == 0
+    networks = json.loads((ROOT / "docs" / "results" / "audit-networks.json").read_text(encoding="utf-8"))["rows"]
+    assert audit_networks.table(networks) in page
+    assert audit_networks.table_of_floors(networks) in page
+    assert all(audit_networks.right(row, judgement) for row in networks for judgement in audit_networks.JUDGEMENTS)
 
 
 def test_the_page_says_what_training_images_explain():

@@ -77,6 +77,12 @@ def test_a_trace_on_a_lower_rung_is_not_overruled():
     assert decisive([reading("W", UNDECIDED, found=True), reading("W0", NO_EVIDENCE)]).attacker.name == "W"
 
 
+@pytest.mark.parametrize(("outcome", "of"), [(NO_VERDICT, "W0"), (UNDECIDED, "W0"), (LEAKAGE, "W")])
+def test_of_equal_verdicts_the_reason_is_that_of_the_rung_that_knows_most(outcome, of):
+    equal = [reading(name, outcome, found=True) for name in ("W", "W0")]
+    assert decisive([*equal, reading("O", outcome, found=True)]).attacker.name == of
+
+
 def test_of_several_leaks_the_one_that_exposes_most_is_the_headline():
     few, many = reading("W0", recovered=[0, 1]), reading("C", recovered=[0, 1, 2, 3])
     assert decisive([few, many]).attacker.name == "C"

@@ -304,6 +304,27 @@ def test_networks_that_cannot_be_smoothed_or_doubled_are_trained_all_the_same(mo
     assert fit.history[-1]["loss"] < fit.history[0]["loss"]
 
 
+class Attending(nn.Module):
+    """Two tokens of five numbers, and torch's own attention, which does not have forward derivatives on a CPU."""
+
+    def __init__(self):
+        super().__init__()
+        self.qkv, self.head = nn.Linear(5, 15), nn.Linear(10, 1)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x.view(-1, 1, 2, 5)).chunk(3, dim=-1)
+        return self.head(nn.functional.scaled_dot_product_attention(q, k, v).flatten(1))
+
+
+def test_attention_is_trained():
+    torch.manual_seed(0)
+    x, y = problem(n=4)
+    model = Attending()
+    before = float(nn.functional.mse_loss(model(x)[:, 0], y.float()))
+    fit = train(model, x, y, steps=200)
+    assert nn.functional.mse_loss(fit.model(x)[:, 0], y.float()) < before
+
+
 def test_no_images_are_refused():
     with pytest.raises(InvalidInputError):
         train(network(), torch.zeros(0, 10), torch.zeros(0))

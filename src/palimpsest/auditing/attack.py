@@ -2,6 +2,8 @@
 
 from dataclasses import asdict, dataclass, replace
 
+import torch
+
 from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
@@ -16,10 +18,15 @@ from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.verdict import LIKELY, Evidence, PositiveControl, judge
+from palimpsest.auditing.traces import traces
+from palimpsest.auditing.truth import Truth
+from palimpsest.auditing.verdict import DESCRIBED, LIKELY, Evidence, PositiveControl, judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
+from palimpsest.scoring.rates import rates
+
+TRACED = 100  # images of each kind that are tested for traces; each takes a few gradients
 
 
 @dataclass
@@ -29,7 +36,8 @@ class Attempt:
     case: Case  # its owner stands for the plan, too
     attacker: Attacker
     plan: Plan
-    floor: float | None
+    tested: Floor | None  # the method on the given images
+    live: bool  # whether batch normalisation was live
     runs: dict[str, list[Run]]
     finished: bool  # whether there was time for the whole plan
 
@@ -38,9 +46,9 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     """Read the weights with this attacker's knowledge, as planned."""
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
-    unexplained = _floor(case, plan)
+    tested = _floor(case, plan)
     read_aside(case, plan, plan.runs(controls=case.options.controls))
-    return Attempt(case, attacker, plan, unexplained, *read_all(case, plan))
+    return Attempt(case, attacker, plan, tested, found.live_layers > 0, *read_all(case, plan))
 
 
 def judged(tried: Attempt, *, looks: int) -> Reading:
@@ -53,7 +61,8 @@ def judged(tried: Attempt, *, looks: int) -> Reading:
         negative=rank(agree(runs["negative"]), of) if len(runs["negative"]) > 1 else None,
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
-        floor=tried.floor,
+        floor=None if tried.tested is None else tried.tested.floor,
+        trace=None if tried.tested is None else tried.tested.trace,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,
@@ -61,6 +70,7 @@ def judged(tried: Attempt, *, looks: int) -> Reading:
         controls=case.options.controls,
         finished=tried.finished,
         looks=looks,
+        live=tried.live,
     )
     return Reading(
         **vars(evidence),
@@ -101,16 +111,29 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     raise TooShortError(min(costs))  # not even the fewest steps fit
 
 
-def _floor(case: Case, plan: Plan) -> float | None:
+def _floor(case: Case, plan: Plan) -> Floor | None:
     if (truth := case.truth) is None:
         return None
 
     def compute() -> Floor:
         note("testing the method on the given images")
         problem = posed(case.subject, plan)[0].to(case.device)
-        return Floor(floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device)))
+        found = floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device))
+        return Floor(found, _trace(case, plan, truth) if found > DESCRIBED else None)
 
-    return cached_json(case.folder / "floor.json", case.owner, Floor, compute).floor
+    return cached_json(case.folder / "floor.json", case.owner, Floor, compute)
+
+
+def _trace(case: Case, plan: Plan, truth: Truth) -> float | None:
+    """The p-value of the given images' traces in the changes that the method reads, against those of held-out ones."""
+    if truth.held_out is None or plan.method not in ("ntk", "path"):
+        return None
+    model, start = case.subject.model, case.subject.initial
+    segments = case.subject.segments if plan.method == "path" else ((start or {}, model.state_dict()),)
+    given, others = (part[:: -(-len(part) // TRACED)] for part in (truth.images, truth.held_out))
+    images = (torch.cat([given, others]) - truth.mean) / truth.std
+    values = traces(model, segments, images.to(next(model.parameters()))).values
+    return rates(values[: len(given)], values[len(given) :]).verdict.p_value
 
 
 def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> PositiveControl | None:

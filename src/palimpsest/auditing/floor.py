@@ -13,7 +13,8 @@ from torch import Tensor
 
 from palimpsest.objectives import Objective
 
-ITERATIONS = 200
+ITERATIONS, PATIENCE = 200, 20
+GAIN = 1e-4  # of ‖T‖²: the search ends if PATIENCE iterations do not lower the floor by this much
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Floor:
     """The stored result of this stage."""
 
     floor: float
+    trace: float | None = None  # p-value of the given images' traces in the weights, against those of held-out ones
 
 
 def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) -> float:
@@ -36,6 +38,7 @@ def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) ->
     ahead = float(objective.loss(x, λ - gradient, labels))
     slope = float(gradient.square().sum())
     step = slope / max(2 * (ahead - T2 + slope), 1e-300)
+    lowest = [best]
     for _ in range(ITERATIONS):
         new = λ - step * gradient
         new = new if objective.signed else new.clamp_min(0)
@@ -45,5 +48,8 @@ def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) ->
         if curvature <= 0 or not float(L) < float("inf"):
             break
         best = min(best, float(L))
+        lowest.append(best)
+        if len(lowest) > PATIENCE and lowest[-PATIENCE] - best < GAIN * T2:
+            break
         step, λ, gradient = float(moved.square().sum()) / curvature, new, new_gradient
     return best / T2

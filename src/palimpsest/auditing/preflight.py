@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from palimpsest.auditing.normalisation import live_layers
 from palimpsest.auditing.relation import relation
 from palimpsest.auditing.subject import Subject
 from palimpsest.errors import InvalidInputError
@@ -47,6 +48,8 @@ class Preflight:
     units: int
     unusable: str = ""
     """Why the start of training cannot be used; empty if it can."""
+    live_layers: int = 0
+    """The number of batch normalisations that used the statistics of each batch in training."""
 
     def images_determined(self, segments: int) -> int:
         """The number of images that the equations of all segments could determine, by count alone."""
@@ -106,6 +109,7 @@ def preflight(subject: Subject) -> Preflight:
         still_units=sum(_still(t, len(changes)) for t in T.values()),
         units=sum(len(θ[name]) for name in matrices),
         unusable=unusable,
+        live_layers=live_layers(subject),
     )
 
 

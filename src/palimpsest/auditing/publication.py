@@ -75,14 +75,23 @@ def publications(rungs: Sequence[Rung], doubts: Sequence[str] = ()) -> tuple[Pub
 
 
 def decisive(readings: Sequence[Reading]) -> Reading:
-    """The reading of the greatest worry: of equal ones the one that exposes most, then the one that knows least.
+    """The reading of the greatest worry: of equal ones the one that exposes most.
+
+    Of several that still are equal, the rung that knows least gives the leakage. The rung that knows most gives the
+    reason for another verdict, because what a lower one lacks was given.
 
     W, W0 and C know more and more about the same weights. If one of them found nothing, the next one counts.
     O reads the last gradients alone and does not replace the others.
     """
     last = [each.attacker.name for each in readings if each.attacker.name != "O"][-1:]
     counted = [each for each in readings if each.verdict.found or each.attacker.name in ("O", *last)]
-    return max(counted, key=lambda each: (WORRIES.index(each.verdict.outcome), each.exposes or 0))
+
+    def worry(each: Reading) -> tuple[int, int, bool]:
+        outcome = each.verdict.outcome
+        knows_most = each.attacker.name in last and outcome is not Outcome.LEAKAGE
+        return WORRIES.index(outcome), each.exposes or 0, knows_most
+
+    return max(counted, key=worry)
 
 
 def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, int | None]:

@@ -15,7 +15,13 @@ from palimpsest.auditing.controls import positive_control, shuffled
 from palimpsest.auditing.plan import NEEDED_RUNS, Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
-from palimpsest.errors import DivergenceError, InvalidInputError, NoGradientError, TrainingDivergedError
+from palimpsest.errors import (
+    DivergenceError,
+    InvalidInputError,
+    NoGradientError,
+    TrainingDivergedError,
+    UnsupportedNetworkError,
+)
 from palimpsest.files.storage import digest
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Subspace
@@ -28,7 +34,8 @@ from palimpsest.solver.state import State
 
 SHARP = 200.0  # β at which contributions are measured, the last one of a reconstruction
 CHECKPOINT = ".checkpoint"  # the suffix of an unfinished reconstruction
-UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError)  # why there may be no positive control
+# why there may be no positive control
+UNTRAINABLE = (TrainingDivergedError, NoGradientError, InvalidInputError, UnsupportedNetworkError)
 
 
 @dataclass(frozen=True)

@@ -26,10 +26,15 @@ READ = 0.75  # a network that was read leaves less than this share of the negati
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
 AS_FAR = 0.9  # of the subject's distance: a control that moved less is easier to read
 CROWD = 2.0  # likely candidates per training image, beyond which the estimates do not hold for this network
+CHANGES = ("ntk", "path", "gradient")  # methods whose target is a change, not the weights with their start
 SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes leakage
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
+NOISY = "the change of the weights looks like noise, because candidates explain its permuted values equally well"
+PRIVATE = "Noise that was added has this effect, for example by differential privacy. So may unusual training."
+UNDESCRIBED = "the method does not describe this training"
+CLEAR = 0.01  # p-value of traces, from which the given images are in the weights
 EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
@@ -76,6 +81,8 @@ class Evidence:
         controls: whether a positive control was asked for.
         finished: whether there was time for everything that was planned.
         looks: the number of readings of the same weights that are compared with the training images.
+        trace: the p-value of the traces that the training images left in the weights, against those of held-out ones.
+        live: whether batch normalisation used the statistics of each batch in training.
     """
 
     ranking: Ranking
@@ -90,6 +97,8 @@ class Evidence:
     controls: bool = True
     finished: bool = True
     looks: int = 1
+    trace: float | None = None
+    live: bool = False
 
     @property
     def compared(self) -> bool:
@@ -99,9 +108,11 @@ class Evidence:
     def likely(self, ranking: Ranking) -> Tensor:
         """The probabilities that count: at least `LIKELY`, and higher than any of the negative control."""
         p = ranking.probability
-        if self.negative is None or 1 - ranking.explained >= READ * (1 - self.negative.explained):
-            return p[:0]
-        return p[(p >= LIKELY) & (p > self.bar)]
+        return p[(p >= LIKELY) & (p > self.bar)] if self.explains(ranking) else p[:0]
+
+    def explains(self, ranking: Ranking) -> bool:
+        """Whether candidates explain clearly more than those of the negative control."""
+        return self.negative is not None and 1 - ranking.explained < READ * (1 - self.negative.explained)
 
     def certain(self, ranking: Ranking) -> bool:
         """Whether a likely candidate reaches `CERTAIN`."""
@@ -112,6 +123,12 @@ class Evidence:
         """Whether likely candidates are known to be real: in networks of this kind, or in the positive control."""
         control = self.positive
         return self.ranking.calibrated or (control is not None and control.real >= CONFIRMED * control.likely > 0)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether the change of the weights looks like noise: the same effort explains the positive control alone."""
+        control = self.positive is not None and self.explains(self.positive.ranking)
+        return self.method in CHANGES and control and not self.explains(self.ranking)
 
     @property
     def bar(self) -> float:
@@ -202,19 +219,40 @@ def _crowded(e: Evidence, p: Tensor) -> bool:
 
 def _obstacles(e: Evidence) -> Reasons:
     """Something is missing, or an assumption does not hold."""
+    if e.live:
+        reason = "batch normalisation was live in training, so each gradient depends on its whole batch"
+        yield f"{reason}, and no method here reads that", "Do not take this for safety: others may find a method."
+    if e.floor is not None and e.floor > DESCRIBED and e.method in CHANGES:
+        yield from _far(e, e.floor)
     explained = e.floor is not None and e.floor < EXPLAINED  # early federated rounds: right images, poor answers
     if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2 and not explained:  # half-way to a perfect answer
         reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
         yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
     if e.floor is not None and e.floor > DESCRIBED:
-        unexplained = f"The training images leave {e.floor:.0%} of its target unexplained"
         advice = "Give the initial weights by --initial. Without them, only very long training can be read."
-        if e.method in ("ntk", "path", "gradient"):
+        if e.method in CHANGES:
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
-        yield f"the method does not describe this training. {unexplained}", advice
+        yield f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
     if e.negative is None:
         reason = "the audit did not finish two restarts and a negative control"
         yield reason, LONGER
+
+
+def _far(e: Evidence, floor: float) -> Reasons:
+    """The given images leave much of the change unexplained. Is that the method, noise, or are they other images?"""
+    if e.trace is not None and e.trace <= CLEAR:
+        advice = "Adam and long training have this effect. The command membership names training images."
+        yield f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights", advice
+    elif e.noisy:
+        yield f"{NOISY}. {_unexplained(floor)}", PRIVATE
+    elif e.trace is not None and e.trace > SUGGESTIVE:
+        reason = "the given images are not those behind these weights. They left no larger traces than held-out ones"
+        advice = "Check that these are the training images, as training saw them: mean, deviation, augmentation."
+        yield f"{reason}, and leave {floor:.0%} of the target unexplained", advice
+
+
+def _unexplained(floor: float) -> str:
+    return f"The given images leave {floor:.0%} of its target unexplained"
 
 
 def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
@@ -249,6 +287,8 @@ def _doubts(e: Evidence) -> Reasons:
     if e.positive is None or e.readable is None:
         yield f"{_nothing(e)}, and no positive control was read", _remedy(e)
         return
+    if e.floor is None and e.noisy:
+        yield f"{_nothing(e)}, but {NOISY}", PRIVATE
     if not e.readable:
         yield f"{_nothing(e)}, but the same effort does not read the positive control either", LONGER
     if e.positive.easier:

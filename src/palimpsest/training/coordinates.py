@@ -15,6 +15,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest.errors import InvalidInputError, NoGradientError, NonFiniteError
 from palimpsest.objectives.dense import ALIGNED, Layer, aligned, recognise
@@ -38,7 +39,7 @@ class Coordinates:
 
     def outputs(self, θ: Mapping[str, Tensor]) -> Tensor:
         """Φ for each image, (n, C)."""
-        with failures_named():
+        with failures_named(), sdpa_kernel(SDPBackend.MATH):  # fused attention does not have forward derivatives
             return self._matrix(functional_call(self.model, dict(θ), (self.images,)))
 
     def _matrix(self, outputs: Tensor) -> Tensor:

@@ -1,0 +1,232 @@
+"""Are verdicts right on networks that people train? Each network of `outsiders.py` is audited with all it left behind.
+
+    python experiments/audit_networks.py              writes docs/results/audit-networks.json and the table of its page
+    python experiments/audit_networks.py --small      a version of seconds, which writes nothing there
+
+Each audit is kept in --parts and not repeated; --again repeats all. Its effort is a number of steps, so its result does
+not depend on the speed of the machine. Each is judged twice: with the training images, and as if only their number had
+been given. A verdict is right if it is leakage where the weights hold the images, or if it is not a claim and names a
+true reason, from the list that stands here beside each network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Sequence
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import judged
+import outsiders
+import processes
+import tables
+import torch
+from outsiders import Images, Left, Outsider, State
+from provenance import made_by
+from torch import Tensor, nn
+from torch.func import functional_call
+
+import palimpsest as pal
+from palimpsest.files.storage import write_atomically
+
+ROOT = Path(__file__).parents[1]
+RESULTS, PAGE = ROOT / "docs" / "results" / "audit-networks.json", "verdicts.md"
+PARTS = ROOT / "runs" / "audit-networks"
+SEED = 820  # 800 to 819 were used to develop
+CENTRE = 0.5  # subtracted from every pixel
+EFFORT: dict[str, dict[str, int]] = {
+    "MLP": {"steps": 500},
+    "CNN": {"steps": 250},
+    "ResNet-18": {"steps": 250, "candidates": 20},
+    "ViT": {"steps": 250, "candidates": 20},
+}
+COMMON: dict[str, Any] = {"restarts": 2, "tangents": 1, "control_steps": 2000, "minutes": 600.0}
+SMALL: dict[str, Any] = {"steps": 5, "candidates": 10, "control_steps": 5}
+JUDGEMENTS = ("with images", "without images")
+NODES = {"one point": (0.5,), "two points": (0.15, 0.85)}  # of the floors
+SEGMENTS = 10  # of the training, for a floor
+
+
+def truth_of(outsider: Outsider, seed: int) -> tuple[pal.auditing.Truth, Images]:
+    """The images that the auditor gives, and those that the author has. Some faces are left for pretraining."""
+    digits = outsider.data == "digits"
+    counts = {"per_class": 2, "held_out_per_class": 4} if digits else {"per_class": 10, "held_out_per_class": 60}
+    data = pal.datasets.load(outsider.data, **counts, seed=seed, task="classes" if digits else "binary")  # type: ignore[arg-type]
+    y, other_y = (part.labels.clamp_min(0) for part in (data.train, data.held_out))
+    every = torch.arange(len(other_y))
+    held_out = every if digits else every[every % 60 < 20]
+    other = every if digits else every[every % 60 >= 20]
+    truth = pal.auditing.Truth(data.train.images, y, data.held_out.images[held_out], mean=CENTRE)
+    return truth, Images(truth.seen, y, data.held_out.images[other] - CENTRE, other_y[other])
+
+
+def trained(outsider: Outsider, images: Images, seed: int) -> Left:
+    torch.manual_seed(seed)
+    return outsider.fit(outsider.make(), images)
+
+
+def audited(outsider: Outsider, *, seed: int, small: bool = False, **options: Any) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    began = time.process_time()
+    truth, images = truth_of(outsider, seed)
+    left = trained(outsider, images, seed)
+    effort = COMMON | EFFORT[outsider.network.split(",")[0]] | (SMALL if small else {}) | options
+    weights: Any = left.final
+    if "optimiser" in outsider.keeps:
+        weights = {"model": left.final, "optimizer": left.optimiser}
+    with tempfile.TemporaryDirectory() as folder:
+        found = pal.audit(
+            outsider.make, weights, initial=left.initial, image_shape=truth.images.shape[1:], truth=truth,
+            checkpoints=left.checkpoints if "checkpoints" in outsider.keeps else None, out=Path(folder) / "audit",
+            seed=seed, **effort,
+        )  # fmt: skip
+    row = {
+        "name": outsider.name,
+        "network": outsider.network,
+        "training": outsider.training,
+        "seed": seed,
+        "images": len(truth.images),
+        "holds them": outsider.holds,
+        "steps": effort["steps"],
+        **judged.numbers(found),
+        "detour": round(left.detour, judged.DIGITS),
+        "floors": {} if small else floors(left, truth.seen),
+    }
+    return row | {"CPU seconds": round(time.process_time() - began)}
+
+
+def floors(left: Left, x: Tensor) -> dict[str, float]:
+    """The share of the change of the weights that the given images leave unexplained, by how it is read."""
+    n = len(left.states) - 1
+    way = [left.states[round(n * j / min(n, SEGMENTS))] for j in range(min(n, SEGMENTS) + 1)]
+    parts = [unexplained(left.model, *ends, x, at=(0.5,)) for ends in pairwise(way)]
+    found = {number: unexplained(left.model, left.initial, left.final, x, at=at) for number, at in NODES.items()}
+    return {name: round(value, judged.DIGITS) for name, value in (found | {"segments": fmean(parts)}).items()}
+
+
+def unexplained(model: nn.Module, start: State, end: State, x: Tensor, *, at: Sequence[float]) -> float:
+    """min_λ ‖T − Σ λ f‖² / ‖T‖² with T = θ − θ_0 and the gradients f of each output at each tangent point."""
+    θ = [name for name, _ in model.named_parameters()]
+    T = torch.cat([(end[name] - start[name]).flatten() for name in θ]).double()
+    rows: list[Tensor] = []
+    for t in at:
+        point = {name: torch.lerp(start[name], end[name], t).requires_grad_() for name in θ}
+        outputs = functional_call(model, dict(end) | point, (x,)).flatten()
+        gradients = (torch.autograd.grad(φ, list(point.values()), retain_graph=True) for φ in outputs)
+        rows += [torch.cat([part.flatten() for part in f]) for f in gradients]
+    f = torch.stack(rows).double()
+    b = f @ T
+    λ = torch.linalg.pinv(f @ f.T, hermitian=True) @ b
+    return float(1 - (b @ λ) / (T @ T))
+
+
+# --- is the verdict right? --------------------------------------------------------------------------------------------
+
+EFFORT_ALONE = (  # the audit found something or nothing, and says why that does not suffice
+    "the same effort does not read",
+    "may be easier to read",
+    "which chance can explain",
+    "no estimate reaches",
+    "none is likely",
+    "the estimates do not hold here",
+)
+METHOD = ("does not describe this training", "stays unexplained")
+TRUE_REASONS: dict[str, tuple[str, ...]] = {
+    "mlp-sgd": EFFORT_ALONE,
+    "mlp-adam": (*EFFORT_ALONE, *METHOD),
+    "mlp-classes": EFFORT_ALONE,
+    "cnn-sgd": EFFORT_ALONE,
+    "cnn-adam": (*EFFORT_ALONE, *METHOD),
+    "resnet-frozen": (*EFFORT_ALONE, *METHOD),
+    "vit": (*EFFORT_ALONE, *METHOD),
+    "cnn-noise": ("not those behind", "classifies only"),
+    "mlp-private": ("looks like noise",),
+    "resnet-live": ("batch normalisation was live",),
+}  # why an audit of this network may end without a claim
+NOISE_ALONE = (*EFFORT_ALONE, *METHOD)  # without images, noise that was trained on is to be found like other images
+MANY = 5  # recovered images that forbid "no evidence"
+
+
+def right(row: dict[str, Any], judgement: str) -> bool:
+    """Whether a verdict is true, or withheld for a true reason."""
+    outcome, sentence = row[judgement], row["sentence" if judgement == "with images" else "sentence without images"]
+    if outcome == "leakage":  # a network trained on noise holds that, and an audit without images may say so
+        return row["holds them"] or (judgement == "without images" and row["name"] == "cnn-noise")
+    if outcome == "no evidence":
+        return row["recovered"] <= MANY
+    reasons = TRUE_REASONS[row["name"]]
+    if judgement == "without images" and row["name"] == "cnn-noise":
+        reasons = NOISE_ALONE
+    return any(reason in sentence for reason in reasons)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    columns = ["network", "training", "recovered", "with images", "without images", "right"]
+    return tables.markdown(columns, [_cells(row) for row in rows])
+
+
+def _cells(row: dict[str, Any]) -> list[object]:
+    both = all(right(row, judgement) for judgement in JUDGEMENTS)
+    recovered = f"{row['recovered']} of {row['images']}"
+    verdicts = [_short(row, judgement) for judgement in JUDGEMENTS]
+    return [row["network"], row["training"], recovered, *verdicts, "yes" if both else "no"]
+
+
+def table_of_floors(rows: list[dict[str, Any]]) -> str:
+    columns = ["network", "training", *NODES, f"{SEGMENTS} segments", "detour"]
+    shown = [
+        [row["network"], row["training"], *(f"{value:.0%}" for value in row["floors"].values()), f"{row['detour']:.1f}"]
+        for row in rows
+    ]
+    return tables.markdown(columns, shown)
+
+
+def _short(row: dict[str, Any], judgement: str) -> str:
+    """The outcome, and the reason if it is not a claim."""
+    sentence = row["sentence" if judgement == "with images" else "sentence without images"]
+    return row[judgement] if row[judgement] == "leakage" else sentence.rstrip(".")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="+", default=list(TRUE_REASONS), help="names of networks")
+    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--parts", type=Path, default=PARTS)
+    parser.add_argument("--again", action="store_true", help="repeat audits that are in --parts")
+    processes.add_arguments(parser)
+    parser.add_argument("--small", action="store_true")
+    options = parser.parse_args()
+    chosen = [name for name in TRUE_REASONS if name in options.only]
+    parts = {name: options.parts / f"{name}-{options.seed}{'-small' * options.small}.json" for name in chosen}
+    todo = {name: path for name, path in parts.items() if options.again or not path.exists()}
+    processes.run_all(
+        {name: partial(_run, name, path, options.seed, options.small) for name, path in todo.items()}, options
+    )
+    rows = [json.loads(path.read_text(encoding="utf-8")) for path in parts.values()]
+    print(table(rows))
+    if not options.small:
+        print(table_of_floors(rows))
+    if not options.small and options.seed == SEED and len(rows) == len(TRUE_REASONS):
+        wrong = sum(not right(row, judgement) for row in rows for judgement in JUDGEMENTS)
+        content = made_by("python experiments/audit_networks.py") | {"wrong verdicts": wrong, "rows": rows}
+        RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        tables.write(PAGE, table(rows), "networks")
+        tables.write(PAGE, table_of_floors(rows), "floors")
+
+
+def _run(name: str, path: Path, seed: int, small: bool) -> str:
+    outsider = next(each for each in outsiders.outsiders(small=small) if each.name == name)
+    row = audited(outsider, seed=seed, small=small) | made_by(f"python experiments/audit_networks.py --only {name}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, (json.dumps(row, indent=1) + "\n").encode())
+    return f"{name}: {row['with images']}, {row['without images']}, {row['CPU seconds']} s"
+
+
+if __name__ == "__main__":
+    main()
