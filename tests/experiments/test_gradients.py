@@ -1,0 +1,74 @@
+"""Optimiser states and single gradients: every row and attack runs once, and counts what it should."""
+
+import json
+
+import gradient_inversion
+import optimiser_state
+import pytest
+import torch
+from networks_in_use.rows import Training
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("optimiser-state")
+
+
+@pytest.mark.parametrize("name", ["mlp-adam-10", "cnn-momentum-50", "resnet-adam-10"])
+def test_a_final_checkpoint_is_read_and_scored(name, folder):
+    options = ["--small", "--rows", name, "--seeds", "1", "--scratch", str(folder), "--results", str(folder / "parts")]
+    assert optimiser_state.main(options) == 0
+    part = json.loads((folder / "parts" / f"{name}-seed1.json").read_text())
+    assert len(part["ssim"]) == len(part["shares"]) == len(part["recovered"]) == 10
+    assert {"command", "commit", "verdict"} <= set(part)
+
+
+def test_shares_add_up_to_the_moment():
+    """SGD's momentum of the last bias is Σ_j βʲ Σ_i ∂ℓ_j/∂Φ(x_i), the sum of the signed shares of all images."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 1)).double()
+    x, y = torch.randn(6, 4).double(), torch.full((6,), 9.0).double()  # far off, so that all shares have one sign
+    left = optimiser_state.trained(model, x, y, Training(optimiser="momentum", rate=1e-4, epochs=3, batch=2), 0)
+    torch.testing.assert_close(left.shares.sum(), -left.optimiser["state"][1]["momentum_buffer"].sum())
+    assert len(left.batches) == 5
+    assert sorted(torch.cat(left.batches[:3]).tolist()) == list(range(6))  # the last epoch
+
+
+def test_counts_are_those_of_the_last_batches():
+    part = {"batches": [[0, 1], [2, 3]], "shares": [1.0, 0.01, 1.0, 1.0], "ssim": [0.7, 0.5, 0.9, 0.1]}
+    found = optimiser_state.counts(part | {"recovered": [True, False, True, False], "held-out ssim": [0.5, 0.1]})
+    assert (found["1 of"], found["1 held"], found["1 above 0.4"], found["1 above 0.6"]) == (2, 1, 2, 1)
+    assert (found["2 of"], found["2 above 0.6"], found["2 recovered"], found["held-out above 0.4"]) == (4, 2, 2, 1)
+
+
+def test_every_attack_on_a_gradient_runs_and_is_resumed(tmp_path, capsys):
+    options = ["--small", "--batches", "2", "--width", "2", "--seeds", "0", "--results", str(tmp_path)]
+    for _ in range(2):
+        assert gradient_inversion.main(options) == 0
+    assert capsys.readouterr().out.count("PSNR") == len(gradient_inversion.ATTACKS) == len(list(tmp_path.iterdir()))
+
+
+def test_the_last_bias_shows_the_labels():
+    torch.manual_seed(0)
+    model, y = gradient_inversion.network(4).eval(), torch.tensor([3, 3, 7, 1])
+    g = gradient_inversion.gradient_of(model, torch.rand(4, 3, 32, 32) - gradient_inversion.MEAN, y)
+    found = gradient_inversion.labels_from_bias(list(g.values())[-1], 4)
+    assert sorted(found.tolist()) == [1, 3, 3, 7]
+
+
+def test_psnr_pairs_each_image_with_one_candidate():
+    images = torch.rand(3, 3, 32, 32)
+    assert gradient_inversion.psnr(images.flip(0), images) == [120.0] * 3
+    assert gradient_inversion.psnr((images[:1] + 0.1).clamp(0, 1), images[:1])[0] > 19.9
+
+
+def test_known_labels_give_the_gradient_itself():
+    """With the true images, labels and λ = 1/n nothing of the gradient is left."""
+    torch.manual_seed(0)
+    model, y = gradient_inversion.network(2).eval().double(), torch.tensor([4, 0])
+    x = torch.rand(2, 3, 32, 32).double() - 0.5
+    g = gradient_inversion.gradient_of(model, x, y)
+    objective = gradient_inversion.LossGradient(model, g)
+    objective.label_kind = gradient_inversion.Given(y)
+    loss = objective.loss(x, torch.full((2,), 0.5).double(), y)
+    assert float(loss / objective.target_norm_squared) < 1e-20
