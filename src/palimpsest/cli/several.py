@@ -74,10 +74,11 @@ def _in_its_own_time(audit: Callable[[], int]) -> int:
 def _row(name: str, folder: Path) -> tuple[str, ...]:
     found = auditing.load(folder)
     recovered = None if found.images is None or found.images.recovered is None else len(found.images.recovered)
-    highest = max((each.estimates.highest or 0.0 for each in found.readings), default=0.0)
+    known = [each.estimates.highest for each in found.readings if each.estimates.highest is not None]
+    highest = f"{max(known):.2f}" if known else ""  # networks of other kinds have ranks only
     images = "" if found.images is None else str(found.images.total)
     counted = "" if recovered is None else str(recovered)
-    return name, found.verdict.outcome, counted, images, f"{highest:.2f}", found.verdict.sentence
+    return name, found.verdict.outcome, counted, images, highest, found.verdict.sentence
 
 
 def _failed(name: str, reason: str) -> tuple[str, ...]:
