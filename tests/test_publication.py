@@ -13,6 +13,7 @@ from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.publication import SETS, Answer, publications
 from palimpsest.auditing.result import Audit, Rung
+from palimpsest.auditing.verdict import LONGER
 from palimpsest.scoring import judge as compared
 from test_ladder import LEAKAGE, MADE, NO_EVIDENCE, NO_VERDICT, OURS, UNDECIDED, reading
 
@@ -94,7 +95,21 @@ def test_nothing_found_is_no_answer_if_something_is_missing():
     late = [Rung(Attacker("W", "kkt", ""), None, NO_TIME), *list(rungs(W0=reading("W0", NO_EVIDENCE)))[1:]]
     assert answers(publications(late))[:3] == [UNTESTED, UNTESTED, NOTHING]
     suspicion = reading("W", UNDECIDED, found=True)
-    assert answers(publications(list(rungs(W=suspicion)))) == [UNSURE] * 5
+    assert answers(publications(list(rungs(W=suspicion)))) == [UNSURE, *[UNTESTED] * 4]
+    assert publications(late)[1].reason == "O is missing"  # more time would not help
+
+
+def test_leakage_on_one_rung_keeps_the_advice_for_the_others():
+    undecided = reading("W", NO_VERDICT)
+    undecided = replace(undecided, verdict=replace(undecided.verdict, advice=f"Hold out more images. {LONGER}"))
+    leak = reading("W0", recovered=[0])
+    audit = Audit.of(tuple(rungs(W=undecided, W0=leak)), preflight(OURS), Path("report.html"))
+    assert "Hold out more images" in audit.advice
+    stopped = Audit.of(
+        tuple(rungs(W=undecided, W0=replace(leak, finished=False))), preflight(OURS), Path("report.html")
+    )
+    assert "Hold out more images" in stopped.advice
+    assert LONGER not in stopped.advice  # to continue, and to start again, cannot both be right
 
 
 def test_a_reading_that_finds_less_does_not_contradict_the_one_before_it(tmp_path, monkeypatch):

@@ -161,7 +161,7 @@ def test_candidates_are_counted_in_a_histogram():
     assert heights["hollow"] == [pytest.approx(n * heights["solid"][1], abs=0.5) for n in (3, 2, 4)]
     assert len(page.all("rect")) == 3 + 2 + 2
     assert re.findall(r'middle">(\d+)</text>', drawing)[-5:] == ["3", "2", "4", "1", "150"]
-    assert "chance: 52 %" in page.text
+    assert "control: 52 %" in page.text
 
 
 def test_no_evidence_is_said_soberly():

@@ -98,6 +98,8 @@ class Membership:
                 f"chance names {self.level * n:.2g}"
             )
         start = "Membership shown" if self.outcome is Outcome.LEAKAGE else "No evidence of membership"
+        if self.outcome is Outcome.LEAKAGE and not self.named.any():
+            start = "Membership shown as a whole"
         return f"{start}: {found}. {auc}"
 
 

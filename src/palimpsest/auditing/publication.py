@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from palimpsest.auditing.ladder import NO_TIME
 from palimpsest.scoring import Outcome
 
 if TYPE_CHECKING:
@@ -101,14 +102,16 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
         return Answer.DO_NOT_PUBLISH, *_exposed(leaking)
     chain = [rung for rung in rungs if rung.attacker.name != "O"]
     strongest = [*chain[-1:], *(rung for rung in rungs if rung.attacker.name == "O")]  # each replaced by no other
+    unread = sorted((rung for rung in strongest if rung.reading is None and not rung.failed), key=_only_late)
+    if unread:
+        return Answer.NOT_TESTED, unread[0].reason, None
     read = [rung.reading for rung in rungs if rung.reading is not None]
     verdict = decisive(read).verdict if read else None
     if verdict is not None and verdict.found:
         return Answer.UNDECIDED, _plain(verdict.sentence), None
-    for rung in (*strongest, *(rung for rung in rungs if rung.failed)):
-        if rung.reading is None:
-            reason = f"{rung.attacker.adds} could not be read ({rung.reason})" if rung.failed else rung.reason
-            return Answer.UNDECIDED if rung.failed else Answer.NOT_TESTED, reason, None
+    for rung in rungs:
+        if rung.failed:
+            return Answer.UNDECIDED, f"{rung.attacker.adds} could not be read ({rung.reason})", None
     assert verdict is not None
     if verdict.outcome is not Outcome.NO_EVIDENCE:
         return Answer.UNDECIDED, _plain(verdict.sentence), None
@@ -117,6 +120,11 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     if doubts:
         return Answer.UNDECIDED, f"nothing was read, but {doubts[0]}", None
     return Answer.NO_EVIDENCE, "", 0
+
+
+def _only_late(rung: Rung) -> bool:
+    """Whether more time would suffice to read this rung."""
+    return rung.reason == NO_TIME
 
 
 def _exposed(leaking: Sequence[Reading]) -> tuple[str, int]:

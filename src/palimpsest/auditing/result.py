@@ -1,5 +1,6 @@
 """The result of an audit: a reading for each rung of the ladder, what each adds, and the headline of all."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -13,7 +14,7 @@ from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, publications
 from palimpsest.auditing.reading import AuditEffort
-from palimpsest.auditing.verdict import OUT_OF_TIME, AuditVerdict, Evidence
+from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, AuditVerdict, Evidence
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
 
@@ -126,8 +127,7 @@ class Audit(Reading):
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
         stopped = not all(each.finished for each in read) or any(rung.reason == NO_TIME for rung in rungs)
-        parts = [chosen.verdict.advice.replace(OUT_OF_TIME, "").strip(), OUT_OF_TIME if stopped else ""]
-        verdict = replace(chosen.verdict, advice=" ".join(part for part in parts if part))
+        verdict = replace(chosen.verdict, advice=_advice(chosen, read, stopped=stopped))
         failed = [rung for rung in rungs if rung.failed]
         if verdict.outcome is Outcome.NO_EVIDENCE and failed:  # an attacker who knows more was not heard
             sentence = f"No verdict: the audit could not read {failed[0].attacker.adds} ({failed[0].reason})."
@@ -166,3 +166,16 @@ class Audit(Reading):
             *answers,
             *([self.advice] if self.advice else []),
         ]
+
+
+def _advice(chosen: Reading, read: Sequence[Reading], *, stopped: bool) -> str:
+    """How to get a better answer: to the headline or, if that is leakage, for the files that are still undecided."""
+    advice = chosen.verdict.advice
+    if chosen.verdict.outcome is Outcome.LEAKAGE:
+        undecided = [each for each in read if each.verdict.outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT)]
+        if undecided and (more := decisive(undecided).verdict.advice):
+            advice = f"For the undecided files: {more}"
+    advice = advice.replace(OUT_OF_TIME, "")
+    if stopped:  # to continue this audit replaces a longer one in a new folder
+        advice = f"{advice.replace(LONGER, '').strip().removesuffix('For the undecided files:')} {OUT_OF_TIME}"
+    return " ".join(advice.split())

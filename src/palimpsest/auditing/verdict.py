@@ -229,7 +229,9 @@ def _obstacles(e: Evidence) -> Reasons:
         reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
         yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
     if e.floor is not None and e.floor > DESCRIBED:
-        advice = "Give the initial weights by --initial. Without them, only very long training can be read."
+        advice = (
+            "From the final weights alone, only very long training can be read. --initial tests a stronger attacker."
+        )
         if e.method in CHANGES:
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice

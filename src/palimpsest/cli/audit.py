@@ -124,7 +124,7 @@ class AuditCommand:
 
     def _membership(self, found: auditing.Audit) -> list[str]:
         """The command that tests membership, if there are images for it: an audit does not say who is a member."""
-        if self.data is None or self.held_out is None:
+        if self.data is None or self.held_out is None or found.doubts:  # the same files would be doubtful there
             return []
         several, change = found.preflight.outputs > 1, found.preflight.related is True
         same = "network network_args weights key initial initial_key checkpoints updates shape".split()

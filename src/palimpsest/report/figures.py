@@ -101,7 +101,7 @@ def histograms(ours: Tensor, chance: Tensor, likely: int, what: str) -> Markup:
         panel.add("text", f"{name} ({len(percent)})", class_="label", x=place, y=y, text_anchor=anchor)
     panel.horizontal(0, "axis")
     panel.vertical(100 * bar, "bar")
-    _beside(panel, 100 * bar, panel.y(1.5) + 8, f"chance: {100 * bar:.0f}{unit}")
+    _beside(panel, 100 * bar, panel.y(1.5) + 8, f"highest of the control: {100 * bar:.0f}{unit}")
     return panel.svg(
         f"{len(ours)} candidates, {likely} of them solid, and {len(chance)} candidates of the negative control, by"
         f" {what}. The highest of the control is {100 * bar:.0f}{unit}."
