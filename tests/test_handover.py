@@ -84,9 +84,9 @@ def audited(digits, tmp_path_factory):
             optimiser.step()
     known = truth(digits)
     np.savez(folder / "train.npz", images=known.images.numpy(), labels=known.labels.numpy())
-    np.savez(folder / "other.npz", images=known.held_out.numpy(), labels=np.arange(len(known.held_out)) % 2)
+    np.savez(folder / "held_out.npz", images=known.held_out.numpy(), labels=np.arange(len(known.held_out)) % 2)
     files = ["--weights", folder / "epochs" / "2.pt", "--checkpoints", folder / "epochs"]
-    files += ["--data", folder / "train.npz", "--held-out", folder / "other.npz", "--rungs", "C", "O"]
+    files += ["--data", folder / "train.npz", "--held-out", folder / "held_out.npz", "--rungs", "C", "O"]
     command = ["audit", "--out", str(folder / "audit"), *MLP, *FEW, *map(str, files)]
     assert main(command) == 0
     return command, folder
@@ -199,7 +199,7 @@ def test_the_last_page_has_the_checksums_that_a_reader_can_make(audited, html):
     weights = hashlib.sha256((folder / "epochs" / "2.pt").read_bytes()).hexdigest()
     rows = [row for row in page.rows["files"] if row[0] == "2.pt"]
     assert rows == [["2.pt", weights]] * 2  # as the trained weights, and as the last checkpoint
-    for name in ("train.npz", "other.npz"):
+    for name in ("train.npz", "held_out.npz"):
         assert page.row("files", name) == [hashlib.sha256((folder / name).read_bytes()).hexdigest()]
     (config,) = page.row("files", "config.json")
     assert config == hashlib.sha256((folder / "audit" / "config.json").read_bytes()).hexdigest()
