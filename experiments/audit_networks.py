@@ -135,6 +135,9 @@ EFFORT_ALONE = (  # the audit found something or nothing, and says why that does
     "no estimate reaches",
     "none is likely",
     "the estimates do not hold here",
+    "do not agree on any of them enough",
+    "often not real in the positive control",
+    "no candidate stands out",
 )
 METHOD = ("does not describe this training", "stays unexplained")
 TRUE_REASONS: dict[str, tuple[str, ...]] = {
@@ -145,7 +148,7 @@ TRUE_REASONS: dict[str, tuple[str, ...]] = {
     "cnn-adam": (*EFFORT_ALONE, *METHOD),
     "resnet-frozen": (*EFFORT_ALONE, *METHOD),
     "vit": (*EFFORT_ALONE, *METHOD),
-    "cnn-noise": ("not those behind", "classifies only"),
+    "cnn-noise": ("those behind these weights", "classifies only"),
     "mlp-private": ("looks like noise",),
     "resnet-live": ("batch normalisation was live",),
 }  # why an audit of this network may end without a claim

@@ -97,7 +97,8 @@ def test_statistics_that_change_in_training_show_live_batch_normalisation():
         return preflight(subject(Normalised, end, image_shape=SHAPE, **known)).live_layers
 
     assert layers(tuned, initial=start) == layers(tuned) == 0
-    assert layers(live, initial=start) == layers(live) == 1
+    assert layers(live, initial=start) == 1
+    assert layers(live) == 0  # pretraining may have made these statistics
     assert layers(live, initial=rounded | {"head.weight": start["head.weight"]}) == 0
     middle = live | {"head.weight": start["head.weight"] + 0.05}
     assert layers(live, initial=start, checkpoints=[start, middle]) == 1

@@ -136,7 +136,13 @@ def test_advice_fits_the_method_and_the_control():
         assert "--minutes" not in without
 
 
-NOISE, OTHERS, METHOD, ANSWERS, LIVE = "like noise", "not those behind", "does not describe", "classifies only", "live"
+NOISE, OTHERS, METHOD, ANSWERS, LIVE = (
+    "like noise",
+    "those behind these weights",
+    "does not describe",
+    "classifies only",
+    "live",
+)
 FAR = replace(COMPARED, floor=0.8)
 REASONS = {
     "candidates explain no more than by chance": (replace(FAR, ranking=CHANCE), NOISE),

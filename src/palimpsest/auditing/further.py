@@ -37,9 +37,9 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
 
     ``complete`` says whether all rungs were read. If not, a continued audit may add more.
     """
+    rungs = [_Rung(each) for each in attempts if each.case.options.restarts is None]  # with those that are on disk
     if not all(each.finished for each in attempts):
         return  # a continued audit finishes the plans first
-    rungs = [_Rung(each) for each in attempts if each.case.options.restarts is None]
     while choice := _next(rungs):
         rung, steps = choice
         rung.add(steps)

@@ -14,11 +14,10 @@ ROUNDING = 0.01  # of a statistic: files in half precision differ by less
 
 
 def live_layers(subject: Subject) -> int:
-    """The number of batch normalisations whose statistics changed. An unknown start is that of a new network."""
+    """The number of batch normalisations whose statistics changed. Without a start nobody can say: pretraining counts."""
     ends = list(subject.segments)
-    if not ends:
-        start = subject.fresh().state_dict() if subject.initial is None else subject.initial
-        ends = [(start, subject.model.state_dict())]
+    if not ends and subject.initial is not None:
+        ends = [(subject.initial, subject.model.state_dict())]
     layers = [(name, each) for name, each in subject.model.named_modules() if isinstance(each, _BatchNorm)]
     return sum(any(_live(name, layer, *pair) for pair in ends) for name, layer in layers)
 

@@ -132,6 +132,9 @@ class Audit(Reading):
         if verdict.outcome is Outcome.NO_EVIDENCE and failed:  # an attacker who knows more was not heard
             sentence = f"No verdict: the audit could not read {failed[0].attacker.adds} ({failed[0].reason})."
             verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
+        if verdict.outcome is Outcome.NO_EVIDENCE and stopped:
+            sentence = "No verdict: nothing was read before the time ran out."
+            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
         if verdict.outcome is Outcome.NO_EVIDENCE and doubts:
             sentence = f"No verdict: nothing was read, but {doubts[0]}."
             verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)

@@ -21,6 +21,7 @@ from palimpsest.scoring import Outcome, Verdict
 
 LIKELY = 0.5  # probability from which a candidate counts
 CERTAIN = 0.8  # probability that one candidate must reach for a claim
+FEWEST = 5  # likely candidates of the control that can confirm the estimates
 CONFIRMED = 0.8  # share of the control's likely candidates that must be real, if the estimates are not calibrated
 READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
@@ -122,7 +123,8 @@ class Evidence:
     def holds(self) -> bool:
         """Whether likely candidates are known to be real: in networks of this kind, or in the positive control."""
         control = self.positive
-        return self.ranking.calibrated or (control is not None and control.real >= CONFIRMED * control.likely > 0)
+        confirmed = control is not None and control.likely >= FEWEST and control.real >= CONFIRMED * control.likely
+        return self.ranking.calibrated or confirmed
 
     @property
     def noisy(self) -> bool:
@@ -137,8 +139,13 @@ class Evidence:
 
     @property
     def surplus(self) -> float:
-        """Expected number of real candidates, minus that of the negative control."""
-        chance = 0.0 if self.negative is None else float(self.negative.probability.sum())
+        """Expected number of real candidates, minus that of as many candidates of the negative control.
+
+        The network may have been read more often than its control, and every restart adds candidates.
+        """
+        chance = 0.0
+        if self.negative is not None and len(self.negative):
+            chance = len(self.ranking) * float(self.negative.probability.mean())
         return float(self.ranking.probability.sum()) - chance
 
     @property
@@ -248,7 +255,7 @@ def _far(e: Evidence, floor: float) -> Reasons:
     elif e.noisy:
         yield f"{NOISY}. {_unexplained(floor)}", PRIVATE
     elif e.trace is not None and e.trace > SUGGESTIVE:
-        reason = "the given images are not those behind these weights. They left no larger traces than held-out ones"
+        reason = "the given images may not be those behind these weights. They left no larger traces than held-out ones"
         advice = "Check that these are the training images, as training saw them: mean, deviation, augmentation."
         yield f"{reason}, and leave {floor:.0%} of the target unexplained", advice
 

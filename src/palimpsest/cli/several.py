@@ -50,7 +50,7 @@ def audit_several(audits: Mapping[str, Callable[[], int]], out: Path, *, at_once
                 statuses.add(status())
             except shared.CommandFailedError:  # by Ctrl-C
                 raise
-            except PalimpsestError as error:
+            except (PalimpsestError, OSError, MemoryError, RuntimeError) as error:  # one model must not stop the others
                 note(f"{name}: {error}")
                 failures[name] = str(error)
                 statuses.add(FAILED)
