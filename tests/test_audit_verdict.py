@@ -59,6 +59,14 @@ CASES = {
         replace(BLIND, ranking=UNCALIBRATED, positive=CONFIRMING),
         LEAKAGE,
     ),
+    "the same, confirmed by too few": (
+        replace(BLIND, ranking=UNCALIBRATED, positive=replace(CONTROL, likely=1, real=1)),
+        UNDECIDED,
+    ),
+    "more candidates than the control, none better": (
+        replace(BLIND, ranking=ranked(*[0.3] * 8, explained=0.9), negative=ranked(*[0.3] * 2, explained=0.1)),
+        NO_EVIDENCE,
+    ),
     "the same, refuted by the control": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), UNDECIDED),
     "a calibrated kind, whatever the control": (replace(BLIND, ranking=READ, positive=REFUTING), LEAKAGE),
     "nothing found by comparison": (COMPARED, NO_EVIDENCE),

@@ -7,7 +7,7 @@ the same kind of machine with the same number of threads. A stage that runs out 
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,13 @@ def _readings(plan: Plan, runs: Iterable[tuple[str, int]]) -> dict[str, Stage]:
     stages = {}
     for role, number in runs:
         needs = (file_of(role, number).with_suffix(CHECKPOINT), *((CONTROL,) if role == "positive" else ()))
-        stages[f"{role} {number + 1}"] = Stage(partial(read_once, plan=plan, role=role, number=number), needs)
+        stages[f"{role} {number + 1}"] = Stage(partial(_read, plan=plan, role=role, number=number), needs)
     return stages
+
+
+def _read(case: Case, plan: Plan, role: str, number: int) -> None:
+    with suppress(*UNTRAINABLE) if role == "positive" else nullcontext():  # as in `_train`
+        read_once(case, plan, role, number)
 
 
 def _train(case: Case, plan: Plan) -> None:

@@ -14,7 +14,7 @@ ROUNDING = 0.01  # of a statistic: files in half precision differ by less
 
 
 def live_layers(subject: Subject) -> int:
-    """The number of batch normalisations whose statistics changed. Without a start nobody can say: pretraining counts."""
+    """The number of batch normalisations whose statistics changed. Without a start there are none to compare."""
     ends = list(subject.segments)
     if not ends and subject.initial is not None:
         ends = [(subject.initial, subject.model.state_dict())]
