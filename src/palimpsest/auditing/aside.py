@@ -54,11 +54,11 @@ def _readings(plan: Plan, runs: Iterable[tuple[str, int]]) -> dict[str, Stage]:
     stages = {}
     for role, number in runs:
         needs = (file_of(role, number).with_suffix(CHECKPOINT), *((CONTROL,) if role == "positive" else ()))
-        stages[f"{role} {number + 1}"] = Stage(partial(_read, plan=plan, role=role, number=number), needs)
+        stages[f"{role} {number + 1}"] = Stage(partial(_reconstruct, plan=plan, role=role, number=number), needs)
     return stages
 
 
-def _read(case: Case, plan: Plan, role: str, number: int) -> None:
+def _reconstruct(case: Case, plan: Plan, role: str, number: int) -> None:
     with suppress(*UNTRAINABLE) if role == "positive" else nullcontext():  # as in `_train`
         read_once(case, plan, role, number)
 
