@@ -6,7 +6,7 @@
 Each audit is kept in --parts and not repeated; --again repeats all. Its effort is a number of steps, so its result does
 not depend on the speed of the machine. Each is judged twice: with the training images, and as if only their number had
 been given. A verdict is right if it is leakage where the weights hold the images, or if it is not a claim and names a
-true reason, from the list that stands here beside each network.
+true reason. Which reasons are true stands here, by their names and not by sentences.
 """
 
 from __future__ import annotations
@@ -33,12 +33,13 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import palimpsest as pal
+from palimpsest.auditing.verdict import DESCRIBED, Reason
 from palimpsest.files.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]
 RESULTS, PAGE = ROOT / "docs" / "results" / "audit-networks.json", "verdicts.md"
 PARTS = ROOT / "runs" / "audit-networks"
-SEED = 820  # 800 to 819 were used to develop
+SEEDS = (830, 831, 832)  # 800 to 829 were used to develop
 CENTRE = 0.5  # subtracted from every pixel
 EFFORT: dict[str, dict[str, int]] = {
     "MLP": {"steps": 500},
@@ -128,94 +129,98 @@ def unexplained(model: nn.Module, start: State, end: State, x: Tensor, *, at: Se
 
 # --- is the verdict right? --------------------------------------------------------------------------------------------
 
-EFFORT_ALONE = (  # the audit found something or nothing, and says why that does not suffice
-    "the same effort does not read",
-    "may be easier to read",
-    "which chance can explain",
-    "no estimate reaches",
-    "none is likely",
-    "the estimates do not hold here",
-    "do not agree on any of them enough",
-    "often not real in the positive control",
-    "no candidate stands out",
-)
-METHOD = ("does not describe this training", "stays unexplained")
-TRUE_REASONS: dict[str, tuple[str, ...]] = {
-    "mlp-sgd": EFFORT_ALONE,
-    "mlp-adam": (*EFFORT_ALONE, *METHOD),
-    "mlp-classes": EFFORT_ALONE,
-    "cnn-sgd": EFFORT_ALONE,
-    "cnn-adam": (*EFFORT_ALONE, *METHOD),
-    "resnet-frozen": (*EFFORT_ALONE, *METHOD),
-    "vit": (*EFFORT_ALONE, *METHOD),
-    "cnn-noise": ("those behind these weights", "classifies only"),
-    "mlp-private": ("looks like noise",),
-    "resnet-live": ("batch normalisation was live",),
-}  # why an audit of this network may end without a claim
-NOISE_ALONE = (*EFFORT_ALONE, *METHOD)  # without images, noise that was trained on is to be found like other images
+EFFORT_ALONE = {  # the audit found something or nothing, and the same effort does not suffice to decide
+    Reason.CHANCE, Reason.UNCERTAIN, Reason.UNCONFIRMED, Reason.CROWDED, Reason.FAINT, Reason.UNREAD_CONTROL,
+    Reason.EASIER_CONTROL,
+}  # fmt: skip
+METHOD = {Reason.UNDESCRIBED, Reason.UNEXPLAINED}  # true if the floor of the method that read this rung is high
+FLOORS = {"W0": "one point", "C": "segments"}  # by rung; from the final weights alone the floor is always high
+WITHHELD: dict[str, set[Reason]] = {
+    "cnn-noise": {Reason.OTHER_IMAGES, Reason.WRONG_ANSWERS},
+    "mlp-private": {Reason.NOISE},
+    "resnet-live": {Reason.LIVE_NORMALISATION},
+}  # networks that do not hold the given images: the only reasons that are true
+NAMES = ("mlp-sgd", "mlp-adam", "mlp-classes", "cnn-sgd", "cnn-adam", "resnet-frozen", "vit", *WITHHELD)
 MANY = 5  # recovered images that forbid "no evidence"
 
 
 def right(row: dict[str, Any], judgement: str) -> bool:
-    """Whether a verdict is true, or withheld for a true reason."""
-    outcome, sentence = row[judgement], row["sentence" if judgement == "with images" else "sentence without images"]
-    if outcome == "leakage":  # a network trained on noise holds that, and an audit without images may say so
-        return row["holds them"] or (judgement == "without images" and row["name"] == "cnn-noise")
-    if outcome == "no evidence":
+    """Whether a verdict is true, or withheld for a true reason. A network trained on noise holds that noise."""
+    holds = row["holds them"] or (judgement == "without images" and row["name"] == "cnn-noise")
+    if row[judgement] == "leakage":
+        return holds
+    if row[judgement] == "no evidence":
         return row["recovered"] <= MANY
-    reasons = TRUE_REASONS[row["name"]]
-    if judgement == "without images" and row["name"] == "cnn-noise":
-        reasons = NOISE_ALONE
-    return any(reason in sentence for reason in reasons)
+    reason = _of(row, "reason", judgement)
+    if not holds:
+        return reason in WITHHELD[row["name"]]
+    return reason in EFFORT_ALONE or (reason in METHOD and _floor(row, judgement) > DESCRIBED)
+
+
+def _of(row: dict[str, Any], what: str, judgement: str) -> Any:
+    return row[what if judgement == "with images" else f"{what} without images"]
+
+
+def _floor(row: dict[str, Any], judgement: str) -> float:
+    """Of the rung that the verdict rests on, as this script computes it."""
+    rung = _of(row, "rung", judgement)
+    return 1.0 if rung == "W" else row["floors"].get(FLOORS.get(rung), 0.0)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    columns = ["network", "training", "recovered", "with images", "without images", "right"]
-    return tables.markdown(columns, [_cells(row) for row in rows])
+    columns = ["network", "training", "recovered of 20", "with images", "without images", "right"]
+    return tables.markdown(columns, [_cells(seeds) for seeds in _by_network(rows)])
 
 
-def _cells(row: dict[str, Any]) -> list[object]:
-    both = all(right(row, judgement) for judgement in JUDGEMENTS)
-    recovered = f"{row['recovered']} of {row['images']}"
-    verdicts = [_short(row, judgement) for judgement in JUDGEMENTS]
-    return [row["network"], row["training"], recovered, *verdicts, "yes" if both else "no"]
+def _by_network(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    every = ([row for row in rows if row["name"] == name] for name in NAMES)
+    return [seeds for seeds in every if seeds]
 
 
-def table_of_floors(rows: list[dict[str, Any]]) -> str:
-    columns = ["network", "training", *NODES, f"{SEGMENTS} segments", "detour"]
-    shown = [
-        [row["network"], row["training"], *(f"{value:.0%}" for value in row["floors"].values()), f"{row['detour']:.1f}"]
-        for row in rows
-    ]
-    return tables.markdown(columns, shown)
+def _cells(seeds: list[dict[str, Any]]) -> list[object]:
+    correct = sum(right(row, judgement) for row in seeds for judgement in JUDGEMENTS)
+    verdicts = [", ".join(_short(row, judgement) for row in seeds) for judgement in JUDGEMENTS]
+    recovered = ", ".join(str(row["recovered"]) for row in seeds)
+    return [seeds[0]["network"], seeds[0]["training"], recovered, *verdicts, f"{correct} of {2 * len(seeds)}"]
 
 
 def _short(row: dict[str, Any], judgement: str) -> str:
     """The outcome, and the reason if it is not a claim."""
-    sentence = row["sentence" if judgement == "with images" else "sentence without images"]
-    return row[judgement] if row[judgement] == "leakage" else sentence.rstrip(".")
+    reason = _of(row, "reason", judgement)
+    return row[judgement] if reason is None else f"{row[judgement]} ({reason})"
+
+
+def table_of_floors(rows: list[dict[str, Any]]) -> str:
+    columns = ["network", "training", *NODES, f"{SEGMENTS} segments", "detour"]
+    return tables.markdown(columns, [_floors(seeds) for seeds in _by_network(rows)])
+
+
+def _floors(seeds: list[dict[str, Any]]) -> list[object]:
+    means = [f"{fmean(row['floors'][name] for row in seeds):.0%}" for name in (*NODES, "segments")]
+    return [seeds[0]["network"], seeds[0]["training"], *means, f"{fmean(row['detour'] for row in seeds):.1f}"]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", default=list(TRUE_REASONS), help="names of networks")
-    parser.add_argument("--seed", type=int, default=SEED)
+    parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help="names of networks")
+    parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--parts", type=Path, default=PARTS)
     parser.add_argument("--again", action="store_true", help="repeat audits that are in --parts")
     processes.add_arguments(parser)
     parser.add_argument("--small", action="store_true")
     options = parser.parse_args()
-    chosen = [name for name in TRUE_REASONS if name in options.only]
-    parts = {name: options.parts / f"{name}-{options.seed}{'-small' * options.small}.json" for name in chosen}
-    todo = {name: path for name, path in parts.items() if options.again or not path.exists()}
+    chosen = [(name, seed) for seed in options.seeds for name in NAMES if name in options.only]
+    parts = {each: options.parts / f"{each[0]}-{each[1]}{'-small' * options.small}.json" for each in chosen}
+    todo = {each: path for each, path in parts.items() if options.again or not path.exists()}
     processes.run_all(
-        {name: partial(_run, name, path, options.seed, options.small) for name, path in todo.items()}, options
+        {f"{name} {seed}": partial(_run, name, path, seed, options.small) for (name, seed), path in todo.items()},
+        options,
     )
     rows = [json.loads(path.read_text(encoding="utf-8")) for path in parts.values()]
     print(table(rows))
     if not options.small:
         print(table_of_floors(rows))
-    if not options.small and options.seed == SEED and len(rows) == len(TRUE_REASONS):
+    if not options.small and tuple(options.seeds) == SEEDS and len(rows) == len(SEEDS) * len(NAMES):
         wrong = sum(not right(row, judgement) for row in rows for judgement in JUDGEMENTS)
         content = made_by("python experiments/audit_networks.py") | {"wrong verdicts": wrong, "rows": rows}
         RESULTS.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -225,10 +230,11 @@ def main() -> None:
 
 def _run(name: str, path: Path, seed: int, small: bool) -> str:
     outsider = next(each for each in outsiders.outsiders(small=small) if each.name == name)
-    row = audited(outsider, seed=seed, small=small) | made_by(f"python experiments/audit_networks.py --only {name}")
+    command = f"python experiments/audit_networks.py --only {name} --seeds {seed}"
+    row = audited(outsider, seed=seed, small=small) | made_by(command)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(path, (json.dumps(row, indent=1) + "\n").encode())
-    return f"{name}: {row['with images']}, {row['without images']}, {row['CPU seconds']} s"
+    return f"{name} {seed}: {', '.join(_short(row, each) for each in JUDGEMENTS)}, {row['CPU seconds']} s"
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from palimpsest.auditing.ranking import Ranking
-from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, Reason, judge
 from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
@@ -119,6 +119,7 @@ def test_one_headline_folds_in_everything(case):
     assert (found.advice == "") == (outcome in (LEAKAGE, NO_EVIDENCE))
     assert not (found.found and outcome is NO_EVIDENCE)
     assert found.found or outcome is not LEAKAGE
+    assert (found.reason is None) == (outcome in (LEAKAGE, NO_EVIDENCE))
 
 
 def test_the_numbers_behind_the_headline():
@@ -144,13 +145,8 @@ def test_advice_fits_the_method_and_the_control():
         assert "--minutes" not in without
 
 
-NOISE, OTHERS, METHOD, ANSWERS, LIVE = (
-    "like noise",
-    "those behind these weights",
-    "does not describe",
-    "classifies only",
-    "live",
-)
+NOISE, OTHERS, METHOD, ANSWERS = Reason.NOISE, Reason.OTHER_IMAGES, Reason.UNDESCRIBED, Reason.WRONG_ANSWERS
+LIVE, CERTAIN = Reason.LIVE_NORMALISATION, replace(BLIND, ranking=READ)
 FAR = replace(COMPARED, floor=0.8)
 REASONS = {
     "candidates explain no more than by chance": (replace(FAR, ranking=CHANCE), NOISE),
@@ -168,13 +164,35 @@ REASONS = {
     "wrong answers are more than a high floor": (replace(FAR, accuracy=0.5, majority=0.5), ANSWERS),
     "no traces are more than wrong answers": (replace(FAR, trace=0.5, accuracy=0.5, majority=0.5), OTHERS),
     "live batch normalisation before all others": (replace(FAR, ranking=CHANCE, accuracy=0.5, live=True), LIVE),
+    "no negative control": (replace(BLIND, negative=None), Reason.NO_NEGATIVE_CONTROL),
+    "a few recovered images": (replace(COMPARED, comparison=comparison(5)), Reason.CHANCE),
+    "candidates that match no given image": (replace(COMPARED, ranking=READ), Reason.UNMATCHED),
+    "no candidate is certain": (replace(BLIND, ranking=ranked(0.7, 0.6, explained=0.9)), Reason.UNCERTAIN),
+    "a control that refutes": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), Reason.UNCONFIRMED),
+    "candidates without a control": (replace(CERTAIN, positive=None), Reason.NO_CONTROL),
+    "candidates, and an unread control": (
+        replace(CERTAIN, positive=replace(CONTROL, ranking=UNREAD)),
+        Reason.UNREAD_CONTROL,
+    ),
+    "more candidates than images": (
+        replace(BLIND, ranking=ranked(*[0.9] * 9, explained=0.9), samples=4),
+        Reason.CROWDED,
+    ),
+    "many that are not likely": (replace(BLIND, ranking=ranked(*[0.3] * 8, explained=0.9)), Reason.FAINT),
+    "no control": (replace(BLIND, positive=None), Reason.NO_CONTROL),
+    "an unread control": (replace(BLIND, positive=replace(CONTROL, ranking=UNREAD)), Reason.UNREAD_CONTROL),
+    "a control that moved less": (replace(BLIND, positive=replace(CONTROL, way=0.5)), Reason.EASIER_CONTROL),
+    "a method that explains the control alone": (
+        replace(BLIND, ranking=ranked(0.01, explained=0.4)),
+        Reason.UNEXPLAINED,
+    ),
 }
 
 
 @pytest.mark.parametrize("case", list(REASONS))
 def test_a_verdict_that_is_not_a_claim_names_the_reason(case):
     evidence, reason = REASONS[case]
-    assert reason in judge(evidence).sentence
+    assert judge(evidence).reason is reason
 
 
 def test_out_of_time_comes_after_the_specific_advice():

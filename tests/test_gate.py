@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from html import unescape
 from importlib import resources
+from pathlib import Path
 
 import jsonschema
 import pytest
@@ -19,6 +20,7 @@ import palimpsest as pal
 from audited import mlp
 from palimpsest.auditing import Gate, compare, load
 from palimpsest.auditing.images import COLUMNS
+from palimpsest.auditing.verdict import Reason
 from palimpsest.cli.main import main
 from palimpsest.errors import RunFolderError
 
@@ -98,6 +100,16 @@ def test_audits_are_as_the_schema_says_to_the_last_field(name, place, schema):
     for wrong in ({"schema": 2}, {"readings": []}, {"verdict": content["verdict"] | {"outcome": "perhaps"}}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate(content | wrong, schema)
+    withheld = content["verdict"]["outcome"] in ("undecided", "no verdict")
+    assert (content["verdict"]["reason"] is not None) == withheld
+
+
+def test_schema_and_page_name_every_reason(schema):
+    named = set(schema["$defs"]["reason"]["examples"])
+    assert named == {str(each) for each in Reason}
+    page = (Path(__file__).parents[1] / "docs" / "pipelines.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (`.*?) \|", page.partition("## Reasons")[2], re.MULTILINE)
+    assert named == set(re.findall(r"`(.+?)`", " ".join(rows))) - {"reason"}
 
 
 def test_the_report_the_terminal_and_the_record_say_what_may_be_published(place, capsys):

@@ -35,6 +35,7 @@ class HeadlineRecord:
     advice: str
     rung: str
     finished: bool
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,7 @@ class ReadingRecord:
     estimates: EstimateRecord
     comparison: ComparisonRecord | None
     positive_control: ControlRecord | None
+    reason: str | None = None
 
 
 @dataclass(frozen=True)
@@ -173,11 +175,10 @@ def load(folder: Path | str) -> AuditRecord:
 
 
 def _record(case: Case, audit: Audit, rows: list[ImageAnswer] | None) -> AuditRecord:
-    verdict = audit.verdict
     return AuditRecord(
         schema=SCHEMA,
         palimpsest=__version__,
-        verdict=HeadlineRecord(verdict.outcome.value, verdict.sentence, verdict.advice, verdict.of, audit.finished),
+        verdict=_headline(audit),
         inputs=_inputs(case),
         readings=[_reading(name, each) for name, each in audit.readings.items()],
         images=None if rows is None else _images(rows),
@@ -186,6 +187,11 @@ def _record(case: Case, audit: Audit, rows: list[ImageAnswer] | None) -> AuditRe
         publication=[_publication(each) for each in audit.publications],
         doubts=list(audit.doubts),
     )
+
+
+def _headline(audit: Audit) -> HeadlineRecord:
+    found = audit.verdict
+    return HeadlineRecord(found.outcome.value, found.sentence, found.advice, found.of, audit.finished, found.reason)
 
 
 def _publication(each: Publication) -> PublicationRecord:
@@ -218,6 +224,7 @@ def _reading(name: str, audit: Reading) -> ReadingRecord:
         estimates=_estimates(audit),
         comparison=_comparison(audit),
         positive_control=_control(audit),
+        reason=verdict.reason,
     )
 
 

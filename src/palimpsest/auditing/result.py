@@ -14,7 +14,7 @@ from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, publications
 from palimpsest.auditing.reading import AuditEffort
-from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, AuditVerdict, Evidence
+from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, AuditVerdict, Evidence, Reason
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
 
@@ -129,15 +129,14 @@ class Audit(Reading):
         stopped = not all(each.finished for each in read) or any(rung.reason == NO_TIME for rung in rungs)
         verdict = replace(chosen.verdict, advice=_advice(chosen, read, stopped=stopped))
         failed = [rung for rung in rungs if rung.failed]
-        if verdict.outcome is Outcome.NO_EVIDENCE and failed:  # an attacker who knows more was not heard
-            sentence = f"No verdict: the audit could not read {failed[0].attacker.adds} ({failed[0].reason})."
-            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
-        if verdict.outcome is Outcome.NO_EVIDENCE and stopped:
-            sentence = "No verdict: nothing was read before the time ran out."
-            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
-        if verdict.outcome is Outcome.NO_EVIDENCE and doubts:
-            sentence = f"No verdict: nothing was read, but {doubts[0]}."
-            verdict = replace(verdict, outcome=Outcome.NO_VERDICT, sentence=sentence)
+        if verdict.outcome is Outcome.NO_EVIDENCE:
+            if failed:  # an attacker who knows more was not heard
+                words = f"the audit could not read {failed[0].attacker.adds} ({failed[0].reason})"
+                verdict = _withheld(verdict, Reason.FAILED_RUNG, words)
+            elif stopped:
+                verdict = _withheld(verdict, Reason.OUT_OF_TIME, "nothing was read before the time ran out")
+            elif doubts:
+                verdict = _withheld(verdict, Reason.WRONG_FILES, f"nothing was read, but {doubts[0]}")
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
         return cls(**fields, rungs=rungs, preflight=preflight, report=report, doubts=doubts)
 
@@ -169,6 +168,11 @@ class Audit(Reading):
             *answers,
             *([self.advice] if self.advice else []),
         ]
+
+
+def _withheld(verdict: AuditVerdict, reason: Reason, words: str) -> AuditVerdict:
+    """The headline, if nothing was read and that does not count as evidence."""
+    return replace(verdict, outcome=Outcome.NO_VERDICT, reason=reason, sentence=f"No verdict: {words}.")
 
 
 def _advice(chosen: Reading, read: Sequence[Reading], *, stopped: bool) -> str:

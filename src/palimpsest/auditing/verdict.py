@@ -13,6 +13,7 @@ in the positive control. All other rules only weaken the claim that nothing was 
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import StrEnum
 
 from torch import Tensor
 
@@ -38,6 +39,30 @@ UNDESCRIBED = "the method does not describe this training"
 CLEAR = 0.01  # p-value of traces, from which the given images are in the weights
 EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
+
+
+class Reason(StrEnum):
+    """Why a verdict is not a claim. Programs read this name; the sentence says it with its numbers."""
+
+    LIVE_NORMALISATION = "live normalisation"  # each gradient depends on its whole batch
+    UNDESCRIBED = "method does not fit"  # the training images leave too much of the target unexplained
+    NOISE = "noise"  # candidates explain the change no better than its permuted values
+    OTHER_IMAGES = "other images"  # the given images left no traces in the weights
+    WRONG_ANSWERS = "wrong answers"  # the network does not classify the given images
+    NO_NEGATIVE_CONTROL = "no negative control"
+    CHANCE = "chance"  # some images were recovered, which chance can explain
+    UNMATCHED = "unmatched candidates"  # restarts agree on candidates, but these match no given image
+    UNCERTAIN = "uncertain candidates"  # restarts do not agree on any candidate enough
+    UNCONFIRMED = "unconfirmed candidates"  # such candidates are often not real in the positive control
+    CROWDED = "crowded candidates"  # more likely candidates than training images can explain
+    FAINT = "faint agreement"  # restarts agree more than by chance, but no candidate stands out
+    NO_CONTROL = "no positive control"
+    UNREAD_CONTROL = "unread positive control"  # the same effort does not read it either
+    EASIER_CONTROL = "easier positive control"
+    UNEXPLAINED = "unexplained target"  # nothing was read, and more is unexplained than in the positive control
+    FAILED_RUNG = "failed rung"  # an attacker who knows more could not be tried
+    OUT_OF_TIME = "out of time"
+    WRONG_FILES = "wrong files"  # a sign that the given files or options are wrong
 
 
 @dataclass(frozen=True)
@@ -174,13 +199,14 @@ class AuditVerdict:
     unexplained: float  # the share of the target that the candidates leave unexplained
     unexplained_by_chance: float | None  # the same for the negative control
     found: bool  # whether anything was found, even if it does not suffice for a claim
+    reason: Reason | None = None  # why it is not a claim; None for leakage and for no evidence
     of: str = "W"  # the rung that these numbers belong to
 
 
 def judge(e: Evidence) -> AuditVerdict:
     """Fold all evidence into one headline."""
     p = e.likely(e.ranking)
-    outcome, sentence, advice = next(_headlines(e))
+    outcome, reason, sentence, advice = next(_headlines(e))
     found = outcome is Outcome.LEAKAGE or next(_ambiguities(e, p, _crowded(e, p)), None) is not None
     if not e.finished:  # to continue this audit replaces a longer one in a new folder
         advice = f"{advice.replace(LONGER, '').strip()} {OUT_OF_TIME}".strip()
@@ -195,29 +221,31 @@ def judge(e: Evidence) -> AuditVerdict:
         unexplained=1 - e.ranking.explained,
         unexplained_by_chance=None if e.negative is None else 1 - e.negative.explained,
         found=found,
+        reason=reason,
     )
 
 
 # --- the rules, in the order in which they apply -----------------------------------------------------------------
 
-Reasons = Iterator[tuple[str, str]]  # why a verdict is not a claim, and how to get a better answer
+Reasons = Iterator[tuple[Reason, str, str]]  # why a verdict is not a claim, in words, and how to get a better answer
 
 
-def _headlines(e: Evidence) -> Iterator[tuple[Outcome, str, str]]:
-    """Outcome, sentence and advice of every rule that applies. The first one counts."""
+def _headlines(e: Evidence) -> Iterator[tuple[Outcome, Reason | None, str, str]]:
+    """Outcome, reason, sentence and advice of every rule that applies. The first one counts."""
     p = e.likely(e.ranking)
     crowded = _crowded(e, p)
     if e.comparison is not None and e.comparison.outcome is Outcome.LEAKAGE:
-        yield Outcome.LEAKAGE, e.comparison.sentence, ""
-    for reason, advice in _obstacles(e):
-        yield Outcome.NO_VERDICT, f"No verdict: {reason}.", advice
+        yield Outcome.LEAKAGE, None, e.comparison.sentence, ""
+    for reason, words, advice in _obstacles(e):
+        yield Outcome.NO_VERDICT, reason, f"No verdict: {words}.", advice
     if not e.compared and e.readable and e.certain(e.ranking) and e.holds and not crowded:
-        yield Outcome.LEAKAGE, f"Leakage: {_candidates(e, p)}. Compare the pictures with the training images.", ""
-    for reason, advice in (*_ambiguities(e, p, crowded), *_doubts(e)):
-        yield Outcome.UNDECIDED, f"Undecided: {reason}.", advice
+        found = f"Leakage: {_candidates(e, p)}. Compare the pictures with the training images."
+        yield Outcome.LEAKAGE, None, found, ""
+    for reason, words, advice in (*_ambiguities(e, p, crowded), *_doubts(e)):
+        yield Outcome.UNDECIDED, reason, f"Undecided: {words}.", advice
     assert e.positive is not None
     control = f"The same effort reads a control that is as hard to read, with {e.positive.images} images"
-    yield Outcome.NO_EVIDENCE, f"No evidence of leakage: {_nothing(e)}. {control}.", ""
+    yield Outcome.NO_EVIDENCE, None, f"No evidence of leakage: {_nothing(e)}. {control}.", ""
 
 
 def _crowded(e: Evidence, p: Tensor) -> bool:
@@ -227,37 +255,39 @@ def _crowded(e: Evidence, p: Tensor) -> bool:
 def _obstacles(e: Evidence) -> Reasons:
     """Something is missing, or an assumption does not hold."""
     if e.live:
-        reason = "batch normalisation was live in training, so each gradient depends on its whole batch"
-        yield f"{reason}, and no method here reads that", "Do not take this for safety: others may find a method."
+        words = "batch normalisation was live in training, so each gradient depends on its whole batch"
+        advice = "Do not take this for safety: others may find a method."
+        yield Reason.LIVE_NORMALISATION, f"{words}, and no method here reads that", advice
     if e.floor is not None and e.floor > DESCRIBED and e.method in CHANGES:
         yield from _far(e, e.floor)
     explained = e.floor is not None and e.floor < EXPLAINED  # early federated rounds: right images, poor answers
     if e.accuracy is not None and e.accuracy < (1 + e.majority) / 2 and not explained:  # half-way to a perfect answer
-        reason = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
-        yield reason, "Check the images and their classes, and the mean and standard deviation that training used."
+        words = f"the network classifies only {e.accuracy:.0%} of the given training images correctly"
+        advice = "Check the images and their classes, and the mean and standard deviation that training used."
+        yield Reason.WRONG_ANSWERS, words, advice
     if e.floor is not None and e.floor > DESCRIBED:
         advice = (
             "From the final weights alone, only very long training can be read. --initial tests a stronger attacker."
         )
         if e.method in CHANGES:
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
-        yield f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
+        yield Reason.UNDESCRIBED, f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
     if e.negative is None:
-        reason = "the audit did not finish two restarts and a negative control"
-        yield reason, LONGER
+        yield Reason.NO_NEGATIVE_CONTROL, "the audit did not finish two restarts and a negative control", LONGER
 
 
 def _far(e: Evidence, floor: float) -> Reasons:
     """The given images leave much of the change unexplained. Is that the method, noise, or are they other images?"""
     if e.trace is not None and e.trace <= CLEAR:
         advice = "Adam and long training have this effect. The command membership names training images."
-        yield f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights", advice
+        words = f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights"
+        yield Reason.UNDESCRIBED, words, advice
     elif e.noisy:
-        yield f"{NOISY}. {_unexplained(floor)}", PRIVATE
+        yield Reason.NOISE, f"{NOISY}. {_unexplained(floor)}", PRIVATE
     elif e.trace is not None and e.trace > SUGGESTIVE:
-        reason = "the given images may not be those behind these weights. They left no larger traces than held-out ones"
+        words = "the given images may not be those behind these weights. They left no larger traces than held-out ones"
         advice = "Check that these are the training images, as training saw them: mean, deviation, augmentation."
-        yield f"{reason}, and leave {floor:.0%} of the target unexplained", advice
+        yield Reason.OTHER_IMAGES, f"{words}, and leave {floor:.0%} of the target unexplained", advice
 
 
 def _unexplained(floor: float) -> str:
@@ -269,44 +299,56 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
     if e.compared and e.comparison is not None and e.comparison.p_value is not None:
         # The correction for looks protects claims. Here it would turn a suspicion into nothing.
         if e.comparison.p_value <= e.looks * SUGGESTIVE or e.comparison.recovered > MANY:
-            yield f"{_recovered(e.comparison)}, which chance can explain", f"Hold out more images. {LONGER}"
+            words = f"{_recovered(e.comparison)}, which chance can explain"
+            yield Reason.CHANCE, words, f"Hold out more images. {LONGER}"
         if len(p):
-            yield f"{_candidates(e, p)}, but no given training image is matched better than by chance", LONGER
+            words = f"{_candidates(e, p)}, but no given training image is matched better than by chance"
+            yield Reason.UNMATCHED, words, LONGER
     elif len(p):
-        doubt, advice = "the same effort does not read the control", LONGER
-        if e.readable is None:
-            doubt, advice = "no positive control was read", _remedy(e)
-        elif not e.holds:
-            doubt, advice = "such candidates are often not real in the positive control", LONGER
-        if not e.certain(e.ranking):
-            enough = f"no estimate reaches {CERTAIN:.0%}"
-            doubt, advice = enough if e.ranking.calibrated else "restarts do not agree on any of them enough", LONGER
-        if crowded:
-            doubt, advice = f"there are only {e.samples} training images, so the estimates do not hold here", LONGER
-        yield f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
+        reason, doubt = _weakness(e, crowded)
+        advice = _remedy(e) if reason is Reason.NO_CONTROL else LONGER
+        yield reason, f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
     elif e.surplus >= 1 and not e.ranking.calibrated:
-        yield "restarts agree more than by chance, but no candidate stands out", LONGER
+        yield Reason.FAINT, "restarts agree more than by chance, but no candidate stands out", LONGER
     elif e.surplus >= 1:
         count = "one candidate" if round(e.surplus) == 1 else f"{e.surplus:.0f} candidates"
-        yield f"about {count} beyond chance can be expected to be real, but none is likely", LONGER
+        yield Reason.FAINT, f"about {count} beyond chance can be expected to be real, but none is likely", LONGER
+
+
+def _weakness(e: Evidence, crowded: bool) -> tuple[Reason, str]:
+    """Why likely candidates do not suffice for a claim."""
+    if crowded:
+        return Reason.CROWDED, f"there are only {e.samples} training images, so the estimates do not hold here"
+    if not e.certain(e.ranking):
+        calibrated = e.ranking.calibrated
+        return Reason.UNCERTAIN, (
+            f"no estimate reaches {CERTAIN:.0%}" if calibrated else "restarts do not agree on any of them enough"
+        )
+    if e.readable is None:
+        return Reason.NO_CONTROL, "no positive control was read"
+    if not e.holds:
+        return Reason.UNCONFIRMED, "such candidates are often not real in the positive control"
+    return Reason.UNREAD_CONTROL, "the same effort does not read the control"
 
 
 def _doubts(e: Evidence) -> Reasons:
     """Nothing was found, and nothing shows that it would have been."""
     if e.positive is None or e.readable is None:
-        yield f"{_nothing(e)}, and no positive control was read", _remedy(e)
+        yield Reason.NO_CONTROL, f"{_nothing(e)}, and no positive control was read", _remedy(e)
         return
     if e.floor is None and e.noisy:
-        yield f"{_nothing(e)}, but {NOISY}", PRIVATE
+        yield Reason.NOISE, f"{_nothing(e)}, but {NOISY}", PRIVATE
     if not e.readable:
-        yield f"{_nothing(e)}, but the same effort does not read the positive control either", LONGER
+        words = f"{_nothing(e)}, but the same effort does not read the positive control either"
+        yield Reason.UNREAD_CONTROL, words, LONGER
     if e.positive.easier:
-        reason, advice = e.positive.easier
-        yield f"{_nothing(e)}, but the positive control may be easier to read: {reason}", advice
+        why, advice = e.positive.easier
+        yield Reason.EASIER_CONTROL, f"{_nothing(e)}, but the positive control may be easier to read: {why}", advice
     ours, control = (1 - ranking.explained for ranking in (e.ranking, e.positive.ranking))
     if e.floor is None and ours > DESCRIBED >= control:
-        reason = f"{ours:.0%} of the target stays unexplained, and {control:.0%} in the positive control"
-        yield f"{_nothing(e)}, but {reason}", "Give the training images by --data, to test the method."
+        words = f"{ours:.0%} of the target stays unexplained, and {control:.0%} in the positive control"
+        advice = "Give the training images by --data, to test the method."
+        yield Reason.UNEXPLAINED, f"{_nothing(e)}, but {words}", advice
 
 
 def _remedy(e: Evidence) -> str:
