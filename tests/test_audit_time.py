@@ -11,7 +11,7 @@ import torch
 import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp
 from killing import report
-from palimpsest.auditing import controls, further, plan, reading, speed
+from palimpsest.auditing import attack, controls, further, plan, reading, speed
 from palimpsest.auditing.case import Case, Clock, OutOfTimeError
 from palimpsest.auditing.ladder import NO_TIME
 from palimpsest.auditing.options import Options
@@ -102,6 +102,19 @@ def test_an_audit_that_more_effort_would_not_help_ends_early(machine, tmp_path, 
     assert found.finished
     assert world.now < 0.5 * 60 * MINUTES
     assert "would not help" in caplog.text
+
+
+def test_restarts_leave_the_time_to_judge_them(machine, tmp_path, monkeypatch):
+    world, agree = machine(200.0), attack.agree
+
+    def slowly(runs):
+        world.now += 5.0 * len(runs)
+        return agree(runs)
+
+    monkeypatch.setattr(attack, "agree", slowly)
+    found = audited(tmp_path / "audit", rungs=["W0"])
+    assert found.plan.restarts > 2
+    assert 0.85 * 60 * MINUTES <= world.now <= 1.1 * 60 * MINUTES
 
 
 def test_given_restarts_are_not_added_to(machine, tmp_path):

@@ -9,6 +9,7 @@ from torch import nn
 import palimpsest as pal
 from palimpsest.auditing.doubts import FitToClasses, doubts
 from palimpsest.auditing.subject import subject
+from palimpsest.auditing.truth import accuracy
 
 SHAPE = (1, 8, 8)
 
@@ -125,3 +126,17 @@ def test_doubts_are_on_the_first_page_in_the_log_and_in_the_record(tmp_path, cap
     page = found.report.read_text()
     assert 0 < page.index(doubt) < page.index('id="summary"')
     assert any(doubt in line for line in found.summary)
+
+
+@pytest.mark.parametrize("either_way", [True, False])
+def test_the_best_threshold_is_that_of_brute_force(either_way):
+    random = torch.Generator().manual_seed(0)
+    outputs = torch.randn(50, 1, generator=random).mul(3).round()  # with ties
+    labels = 2 * torch.randint(2, (50,), generator=random) - 1
+    shares = [((outputs[:, 0] >= t) == (labels > 0)).double().mean() for t in outputs[:, 0]]
+    shares += [1 - share for share in shares] if either_way else []
+    assert accuracy(outputs, labels, either_way=either_way) == pytest.approx(float(max(shares)))
+
+
+def test_the_accuracy_of_many_images_takes_little_memory():
+    assert accuracy(torch.linspace(-1, 1, 200_000)[:, None], torch.ones(200_000)) == 1.0  # 320 GB by pairs

@@ -17,6 +17,7 @@ from palimpsest.auditing import given as reading
 from palimpsest.auditing import traces
 from palimpsest.cli.main import main
 from palimpsest.errors import DataError, InvalidInputError, NonFiniteError
+from palimpsest.scoring import Outcome
 from palimpsest.scoring.rates import rates
 
 F64 = torch.float64
@@ -416,3 +417,33 @@ def test_wrong_use_is_refused_in_one_sentence(words, places, files, tmp_path, ca
     lines = capsys.readouterr().err.strip().splitlines()
     assert [line.startswith("palimpsest: ") for line in lines] == [False] * (len(lines) - 1) + [True]
     assert not (tmp_path / "out").exists()
+
+
+# --- wrong files and options --------------------------------------------------------------------------
+
+
+def test_a_wrong_scale_is_noticed_if_it_hides_the_traces(data):
+    torch.manual_seed(0)
+    fit = pal.train(pooled(), (data.train.images - 0.5) / 0.5, data.train.labels, steps=300)
+
+    def tested(given, mean, std):
+        weights = {"initial": fit.initial, "mean": mean, "std": std}
+        return pal.auditing.membership(pooled, fit.model.state_dict(), given, data.held_out.images[40:], **weights)
+
+    assert tested(data.train.images, 0.5, 0.5).outcome is Outcome.LEAKAGE
+    wrong = tested(data.train.images, 0.1307, 0.3081)
+    assert wrong.outcome is Outcome.NO_VERDICT
+    assert "0.5 and 0.5" in wrong.doubt
+    never_seen = tested(data.held_out.images[:40], 0.1307, 0.3081)
+    assert (never_seen.outcome, never_seen.doubt) == (Outcome.NO_EVIDENCE, "")
+
+
+def test_swapped_weights_leave_the_same_traces(data):
+    torch.manual_seed(0)
+    fit = pal.train(cnn(), data.train.images - 0.5, data.train.labels, steps=100)
+    ends = (fit.model.state_dict(), fit.initial)
+    right, swapped = (
+        pal.auditing.membership(cnn, end, data.train.images, data.held_out.images, initial=start, mean=0.5)
+        for end, start in (ends, ends[::-1])
+    )
+    torch.testing.assert_close(right.traces, swapped.traces, rtol=1e-4, atol=1e-6)

@@ -34,7 +34,7 @@ from palimpsest.auditing.doubts import doubts
 from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
-from palimpsest.auditing.options import Minutes, Options, Restarts, RungName, Strength
+from palimpsest.auditing.options import LEAST_RESERVE, RESERVE, Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
 from palimpsest.auditing.plan import MARGIN
 from palimpsest.auditing.preflight import Preflight, check_start, preflight
@@ -51,7 +51,6 @@ from palimpsest.runs.journal import note
 from palimpsest.scoring import Outcome
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
-RESERVE, LEAST_RESERVE = 0.05, 5.0  # share of the time, and seconds, kept for ranking, scoring and the report
 MOST_CLASSES = 20  # that the log names
 
 
@@ -164,7 +163,7 @@ def audit(
         files = checksums(network, weights, initial=initial, checkpoints=checkpoints, updates=updates, truth=truth)
         if truth is not None and samples is None:
             options = replace(options, samples=len(truth.images))
-        clock = Clock(began + 60 * minutes - max(RESERVE * 60 * minutes, LEAST_RESERVE))
+        clock = Clock(began + 60 * minutes - options.reserve)
         case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
@@ -215,7 +214,7 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             failed.add(name)
             if attacker is queue[-1] and not attempts:
                 raise
-    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
+    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values(), looks=len(queue))
     readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs)
 

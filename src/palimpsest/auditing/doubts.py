@@ -43,9 +43,9 @@ class FitToClasses:
     @classmethod
     def of(cls, outputs: Tensor, labels: Tensor) -> Self:
         Φ = outputs.double()
-        means = torch.stack([Φ[labels == y].mean(0) for y in labels.tolist()])
         total = float((Φ - Φ.mean(0)).square().sum())
-        return cls(accuracy(outputs, labels), float((Φ - means).square().sum()) / total if total > 0 else 1.0)
+        inside = sum(float((own := Φ[labels == y]).sub(own.mean(0)).square().sum()) for y in labels.unique())
+        return cls(accuracy(outputs, labels), inside / total if total > 0 else 1.0)
 
     def far_better_than(self, other: "FitToClasses") -> bool:
         classifies = self.accuracy >= max(GOOD, other.accuracy + MARGIN)
@@ -100,15 +100,28 @@ def _other_order(outputs: Tensor, labels: Tensor) -> str | None:
 def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: FitToClasses) -> str | None:
     """Another mean and standard deviation, under which the network fits the images far better."""
     x = truth.images
-    scales = {"those of the given images, by channel": (x.mean((0, 2, 3)), x.std((0, 2, 3))),
-              "the mean of the given images and 1": (x.mean(0), 1.0)}  # fmt: skip
-    fits: dict[str, FitToClasses] = {}
-    for name, values in (COMMON | scales).items():
-        mean, std = (torch.as_tensor(v, dtype=x.dtype) for v in values)
-        mean, std = (v.view(-1, 1, 1) if v.ndim == 1 else v for v in (mean, std))
-        if mean.ndim != 3 or len(mean) == len(x[0]):
-            fits[name] = FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
+    own = {"those of the given images, by channel": (x.mean((0, 2, 3)), x.std((0, 2, 3))),
+           "the mean of the given images and 1": (x.mean(0), torch.tensor(1.0))}  # fmt: skip
+    every = common_scales(x) | {name: (_by_channel(mean), _by_channel(std)) for name, (mean, std) in own.items()}
+    fits = {
+        name: FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
+        for name, (mean, std) in every.items()
+    }
     best = min(fits, key=lambda name: fits[name].scatter)
     if not fits[best].far_better_than(fit):
         return None
     return f"--mean and --std may be wrong: the network fits the given images far better, for example, with {best}"
+
+
+def common_scales(images: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    """Mean and standard deviation of each usual scale that fits the images' channels."""
+    scales = {
+        name: (torch.tensor(mean, dtype=images.dtype), torch.tensor(std, dtype=images.dtype))
+        for name, (mean, std) in COMMON.items()
+    }
+    fitting = {name: pair for name, pair in scales.items() if pair[0].ndim == 0 or len(pair[0]) == images.shape[1]}
+    return {name: (_by_channel(mean), _by_channel(std)) for name, (mean, std) in fitting.items()}
+
+
+def _by_channel(values: Tensor) -> Tensor:
+    return values.view(-1, 1, 1) if values.ndim == 1 else values

@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 
 from palimpsest.auditing.aside import read_aside
-from palimpsest.auditing.attack import Attempt
-from palimpsest.auditing.case import OutOfTimeError
+from palimpsest.auditing.attack import Attempt, judged
+from palimpsest.auditing.case import Clock, OutOfTimeError
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
 from palimpsest.auditing.reading import CHECKPOINT, file_of, read_once
 from palimpsest.auditing.stages import cached_json
@@ -32,15 +32,16 @@ class Further:
     closed: bool = False  # whether the audit was finished: a repeated one adds nothing
 
 
-def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
+def read_further(attempts: Sequence[Attempt], *, complete: bool, looks: int) -> None:
     """Add further restarts to the rungs, the strongest first, until the time is used.
 
-    ``complete`` says whether all rungs were read. If not, a continued audit may add more.
+    ``complete`` says whether all rungs were read. If not, a continued audit may add more. ``looks`` is the number of
+    rungs that may claim leakage.
     """
     rungs = [_Rung(each) for each in attempts if each.case.options.restarts is None]  # with those that are on disk
     if not all(each.finished for each in attempts):
         return  # a continued audit finishes the plans first
-    while choice := _next(rungs):
+    while choice := _next(rungs, looks):
         rung, steps = choice
         rung.add(steps)
     if not complete:
@@ -51,13 +52,24 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
         rung.write(replace(rung.further, closed=True))
 
 
-def _next(rungs: Sequence["_Rung"]) -> tuple["_Rung", list[int]] | None:
+def _next(rungs: Sequence["_Rung"], looks: int) -> tuple["_Rung", list[int]] | None:
     """The rung to read once more, and the steps for that. Workers read it several times at once."""
     for goal in (USUAL, MOST):
         for rung in rungs:
-            if rung.restarts < goal and (steps := rung.affordable()):
-                return rung, [steps] * (1 if rung.tried.case.executor is None else goal - rung.restarts)
+            times = 1 if rung.tried.case.executor is None else goal - rung.restarts
+            if (
+                rung.restarts < goal
+                and rung.affordable()
+                and (steps := rung.affordable(_judging(rungs, rung, times, looks)))
+            ):
+                return rung, [steps] * times
     return None
+
+
+def _judging(rungs: Sequence["_Rung"], more: "_Rung", times: int, looks: int) -> float:
+    """Seconds, beyond those kept for it, that judging all rungs takes if one of them has more restarts."""
+    seconds = [each.judging(looks) * (each.restarts + times * (each is more)) for each in rungs]
+    return max(0.0, sum(seconds) - more.tried.case.options.reserve)
 
 
 class _Rung:
@@ -65,6 +77,7 @@ class _Rung:
 
     def __init__(self, tried: Attempt) -> None:
         self.tried, self.planned, self.further = tried, tried.plan, Further()
+        self._judging: float | None = None
         self.name, self.path = tried.attacker.name, tried.case.folder / "restarts.json"
         if self.path.exists():
             self.further = cached_json(self.path, tried.case.owner, Further, Further)
@@ -74,12 +87,20 @@ class _Rung:
     def restarts(self) -> int:
         return self.tried.plan.restarts
 
-    def affordable(self) -> int:
-        """The steps of another restart in the time left, at the speed of the others; 0 if they are too few."""
+    def judging(self, looks: int) -> float:
+        """Seconds that ranking and scoring take for each restart. They grow with the number of candidates."""
+        if self._judging is None:
+            began = Clock.now()
+            judged(self.tried, looks=looks)
+            self._judging = (Clock.now() - began) / self.restarts
+        return self._judging
+
+    def affordable(self, kept: float = 0.0) -> int:
+        """The steps of another restart, at the speed of the others, so that ``kept`` seconds are left; 0 if too few."""
         paces = [run.seconds / self.planned.steps for runs in self.tried.runs.values() for run in runs[:NEEDED_RUNS]]
         if self.further.closed or not paces or not (pace := median(paces)):
             return 0
-        steps = int(SURE * self.tried.case.clock.seconds_left / pace)
+        steps = int(SURE * (self.tried.case.clock.seconds_left - kept) / pace)
         return min(self.planned.steps, two_digits(steps)) if steps >= SHORTEST * self.planned.steps else 0
 
     def add(self, steps: list[int]) -> None:

@@ -1,6 +1,7 @@
 """The images of a membership test, given and held out: from a folder or an .npz file, with their names."""
 
 from dataclasses import dataclass, replace
+from typing import Self
 
 import numpy as np
 import torch
@@ -40,6 +41,12 @@ class Given:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def thinned(self, most: int) -> Self:
+        """At most this number of the images, evenly."""
+        rows = slice(None, None, -(-len(self) // most))
+        labels = None if self.labels is None else self.labels[rows]
+        return replace(self, images=self.images[rows], names=self.names[rows], labels=labels)
 
 
 def load(images: str, held_out: str, *, image_shape: tuple[int, ...], labelled: bool) -> tuple[Given, Given]:

@@ -9,14 +9,16 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from palimpsest.auditing.doubts import common_scales
 from palimpsest.auditing.given import Given, check_apart
 from palimpsest.auditing.identity import code_of
 from palimpsest.auditing.images import shielded
@@ -24,8 +26,8 @@ from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
 from palimpsest.auditing.relation import relation
 from palimpsest.auditing.subject import Factory, subject
-from palimpsest.auditing.traces import Loss, Statistic, loss_trace, traces
-from palimpsest.errors import InvalidInputError, RunFolderError
+from palimpsest.auditing.traces import Loss, Statistic, Traces, loss_trace, traces
+from palimpsest.errors import InvalidInputError, NonFiniteError, RunFolderError
 from palimpsest.files.schema import Range, check_options
 from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, open_regular, parse_json, tensor_digest, write_atomically
@@ -33,9 +35,10 @@ from palimpsest.files.versions import versions
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.scoring.rates import RATES, Rates, rates
-from palimpsest.scoring.verdict import Outcome
+from palimpsest.scoring.verdict import Outcome, judge
 
 LEVEL = 0.01
+RETESTED = 200  # images of each kind that are tested at other scales, if nothing was found
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ class Membership:
     """The dense layer in whose change the images were found."""
     knowledge: str
     """The material that the test used."""
+    doubt: str = ""
+    """A sign that the mean or the standard deviation is wrong, as a clause; empty if there is none."""
 
     @property
     def named(self) -> Tensor:
@@ -77,7 +82,7 @@ class Membership:
 
     @property
     def outcome(self) -> Outcome:
-        return self.rates.verdict.outcome
+        return Outcome.NO_VERDICT if self.doubt else self.rates.verdict.outcome
 
     @property
     def sentence(self) -> str:
@@ -97,6 +102,8 @@ class Membership:
                 f"{int(self.named.sum())} of {n} given images named as training images at {α} false positives, where "
                 f"chance names {self.level * n:.2g}"
             )
+        if self.doubt:
+            return f"No verdict: {found}, but {self.doubt}. {auc}"
         start = "Membership shown" if self.outcome is Outcome.LEAKAGE else "No evidence of membership"
         if self.outcome is Outcome.LEAKAGE and not self.named.any():
             start = "Membership shown as a whole"
@@ -180,25 +187,55 @@ def membership(
     segments = [(_on(a, device), _on(b, device)) for a, b in examined.segments]
     if not segments and examined.initial is not None:
         segments = [(_on(examined.initial, device), model.state_dict())]
-    seen = ((torch.cat([given.images, others.images.to(given.images)]) - mean) / std).to(next(model.parameters()))
+    seen = _seen(model, given, others, mean, std)
     if out is not None:
         states = [model.state_dict(), *(state for segment in segments for state in segment)]
         code = code_of(network) | {"arguments": repr(network_args)}
         test = _identity(options, code, given.names, [seen, given.labels, others.labels], states)
         _check_free(Path(out), test)
-    if statistic == "loss" or (statistic is None and loss is not None and not segments):
-        found = loss_trace(model, seen, _labels(given, others), loss, classes=len(others.classes) or None)
-    else:
-        if not segments and loss is None:
-            note("the final weights alone tell little by gradients; give --initial, or --loss and classes")
-        found = traces(model, segments, seen, statistic=statistic)
+    by_loss = statistic == "loss" or (statistic is None and loss is not None and not segments)
+    if not segments and loss is None:
+        note("the final weights alone tell little by gradients; give --initial, or --loss and classes")
+
+    def traced(x: Tensor, some: Given, rest: Given) -> Traces:
+        if by_loss:
+            return loss_trace(model, x, _labels(some, rest), loss, classes=len(rest.classes) or None)
+        return traces(model, segments, x, statistic=statistic)
+
+    found = traced(seen, given, others)
     ours, theirs = found.values.cpu().split([len(given), len(others)])
     compared = rates(ours, theirs, at=tuple(dict.fromkeys([level, *RATES])))
+    doubt = ""
+    if compared.verdict.outcome is Outcome.NO_EVIDENCE:
+        doubt = _other_scale(given.thinned(RETESTED), others.thinned(RETESTED), model, traced)
     known = _knowledge(len(segments), found.statistic)
-    result = Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known)
+    result = Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known, doubt)
     if out is not None:
         save(result, given, Path(out), test)
     return result
+
+
+def _seen(model: nn.Module, given: Given, others: Given, mean: Tensor | float, std: Tensor | float) -> Tensor:
+    """Given, then held-out images, as the network sees them."""
+    images = torch.cat([given.images, others.images.to(given.images)])
+    return ((images - mean) / std).to(next(model.parameters()))
+
+
+def _other_scale(
+    given: Given, others: Given, model: nn.Module, traced: Callable[[Tensor, Given, Given], Traces]
+) -> str:
+    """A usual mean and deviation at which the given images do leave larger traces than held-out ones, as a clause.
+
+    Each scale is one look at the same images, so the claim at one of them is corrected for all.
+    """
+    scales = common_scales(given.images)
+    for name, (mean, std) in scales.items():
+        with suppress(NonFiniteError):  # a scale that is far off
+            values = traced(_seen(model, given, others, mean, std), given, others).values.cpu()
+            found = judge(*values.split([len(given), len(others)]), looks=len(scales))
+            if found.outcome is Outcome.LEAKAGE:
+                return f"they do with the mean and deviation {name}; check --mean and --std"
+    return ""
 
 
 def _labels(given: Given, held_out: Given) -> Tensor:
@@ -279,6 +316,7 @@ def summary(found: Membership) -> dict[str, Any]:
     return {
         "sentence": found.sentence,
         "outcome": found.outcome.value,
+        "doubt": found.doubt or None,
         "knowledge": found.knowledge,
         "statistic": found.statistic,
         "layer": found.layer,

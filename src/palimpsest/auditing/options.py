@@ -9,6 +9,7 @@ RungName = Literal["W", "W0", "C", "O"]
 Minutes = Annotated[float, Range(above=0)]
 Restarts = Annotated[int, Range(least=2)]
 Strength = Annotated[float, Range(least=0)]
+RESERVE, LEAST_RESERVE = 0.05, 5.0  # share of the time, and seconds, kept for ranking, scoring and the report
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,11 @@ class Options:
     """Whether to run the positive control. The negative control always runs."""
     seed: int = 0
     """Seed of the candidates and the controls."""
+
+    @property
+    def reserve(self) -> float:
+        """The seconds that are kept for ranking, scoring and the report."""
+        return max(RESERVE * 60 * self.minutes, LEAST_RESERVE)
 
     @property
     def complete(self) -> bool:

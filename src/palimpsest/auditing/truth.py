@@ -103,8 +103,10 @@ def accuracy(outputs: Tensor, labels: Tensor, *, either_way: bool = True) -> flo
     """
     if outputs.shape[1] > 1:
         return float((outputs.argmax(1) == labels).double().mean())
-    above = outputs >= outputs.T  # one column per threshold
-    right = (above == (labels > 0)[:, None]).double().mean(0)
+    levels, place = outputs[:, 0].unique(return_inverse=True)  # every threshold that matters, ascending
+    high, low = (torch.bincount(place[group], minlength=len(levels)) for group in (labels > 0, labels <= 0))
+    below = low.cumsum(0) - low
+    right = (high.sum() - (high.cumsum(0) - high) + below) / len(labels)  # high at or above it, and low below
     return float(torch.stack([right, 1 - right]).max() if either_way else right.max())
 
 
