@@ -105,10 +105,14 @@ def audited(outsider: Outsider, *, seed: int, small: bool = False, **options: An
 def floors(left: Left, x: Tensor) -> dict[str, float]:
     """The share of the change of the weights that the given images leave unexplained, by how it is read."""
     n = len(left.states) - 1
-    way = [left.states[round(n * j / min(n, SEGMENTS))] for j in range(min(n, SEGMENTS) + 1)]
-    parts = [unexplained(left.model, *ends, x, at=(0.5,)) for ends in pairwise(way)]
+    ways = {
+        "segments": [left.states[round(n * j / min(n, SEGMENTS))] for j in range(min(n, SEGMENTS) + 1)],
+        "checkpoints": left.checkpoints,  # those that the audit is given
+    }
     found = {number: unexplained(left.model, left.initial, left.final, x, at=at) for number, at in NODES.items()}
-    return {name: round(value, judged.DIGITS) for name, value in (found | {"segments": fmean(parts)}).items()}
+    for name, way in ways.items():
+        found[name] = fmean(unexplained(left.model, *ends, x, at=(0.5,)) for ends in pairwise(way))
+    return {name: round(value, judged.DIGITS) for name, value in found.items()}
 
 
 def unexplained(model: nn.Module, start: State, end: State, x: Tensor, *, at: Sequence[float]) -> float:
@@ -134,7 +138,7 @@ EFFORT_ALONE = {  # the audit found something or nothing, and the same effort do
     Reason.EASIER_CONTROL,
 }  # fmt: skip
 METHOD = {Reason.UNDESCRIBED, Reason.UNEXPLAINED}  # true if the floor of the method that read this rung is high
-FLOORS = {"W0": "one point", "C": "segments"}  # by rung; from the final weights alone the floor is always high
+FLOORS = {"W0": "one point", "C": "checkpoints"}  # by rung, as this script computes them
 WITHHELD: dict[str, set[Reason]] = {
     "cnn-noise": {Reason.OTHER_IMAGES, Reason.WRONG_ANSWERS},
     "mlp-private": {Reason.NOISE},
@@ -145,12 +149,16 @@ MANY = 5  # recovered images that forbid "no evidence"
 
 
 def right(row: dict[str, Any], judgement: str) -> bool:
-    """Whether a verdict is true, or withheld for a true reason. A network trained on noise holds that noise."""
-    holds = row["holds them"] or (judgement == "without images" and row["name"] == "cnn-noise")
+    """Whether a verdict is true, or withheld for a true reason.
+
+    A network trained on noise holds that noise. Nobody compared it, so "no evidence" is not known to be true there.
+    """
+    other = judgement == "without images" and row["name"] == "cnn-noise"
+    holds = row["holds them"] or other
     if row[judgement] == "leakage":
         return holds
     if row[judgement] == "no evidence":
-        return row["recovered"] <= MANY
+        return row["recovered"] <= MANY and not other
     reason = _of(row, "reason", judgement)
     if not holds:
         return reason in WITHHELD[row["name"]]
@@ -162,9 +170,9 @@ def _of(row: dict[str, Any], what: str, judgement: str) -> Any:
 
 
 def _floor(row: dict[str, Any], judgement: str) -> float:
-    """Of the rung that the verdict rests on, as this script computes it."""
+    """Of the rung that the verdict rests on. That of W and of O is the audit's own."""
     rung = _of(row, "rung", judgement)
-    return 1.0 if rung == "W" else row["floors"].get(FLOORS.get(rung), 0.0)
+    return row["floors"].get(FLOORS[rung], 0.0) if rung in FLOORS else row["rungs"][rung]["floor"]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -15,7 +15,8 @@ from palimpsest.auditing import attack, controls, further, plan, reading, speed
 from palimpsest.auditing.case import Case, Clock, OutOfTimeError
 from palimpsest.auditing.ladder import NO_TIME
 from palimpsest.auditing.options import Options
-from palimpsest.errors import InvalidInputError
+from palimpsest.auditing.verdict import Reason
+from palimpsest.errors import DivergenceError, InvalidInputError
 
 OURS = fitted_mlp(steps=20)
 MINUTES = 3.0
@@ -115,6 +116,22 @@ def test_restarts_leave_the_time_to_judge_them(machine, tmp_path, monkeypatch):
     found = audited(tmp_path / "audit", rungs=["W0"])
     assert found.plan.restarts > 2
     assert 0.85 * 60 * MINUTES <= world.now <= 1.1 * 60 * MINUTES
+
+
+def test_one_restart_that_diverged_leaves_no_verdict(machine, tmp_path, monkeypatch):
+    world = machine(1e5)
+
+    def diverging(*arguments, **options):
+        if len(world.steps) == 1:
+            world.steps.append(0)
+            raise DivergenceError(0, "the scale")
+        return world.reconstruct(*arguments, **options)
+
+    monkeypatch.setattr(reading, "reconstruct", diverging)
+    found = audited(tmp_path / "audit", rungs=["W0"], restarts=2)
+    assert found.effort.restarts == 1
+    assert found.verdict.reason is Reason.TOO_FEW_READINGS
+    assert "--seed" in found.advice
 
 
 def test_given_restarts_are_not_added_to(machine, tmp_path):

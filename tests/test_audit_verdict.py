@@ -164,7 +164,7 @@ REASONS = {
     "wrong answers are more than a high floor": (replace(FAR, accuracy=0.5, majority=0.5), ANSWERS),
     "no traces are more than wrong answers": (replace(FAR, trace=0.5, accuracy=0.5, majority=0.5), OTHERS),
     "live batch normalisation before all others": (replace(FAR, ranking=CHANCE, accuracy=0.5, live=True), LIVE),
-    "no negative control": (replace(BLIND, negative=None), Reason.NO_NEGATIVE_CONTROL),
+    "no negative control": (replace(BLIND, negative=None), Reason.TOO_FEW_READINGS),
     "a few recovered images": (replace(COMPARED, comparison=comparison(5)), Reason.CHANCE),
     "candidates that match no given image": (replace(COMPARED, ranking=READ), Reason.UNMATCHED),
     "no candidate is certain": (replace(BLIND, ranking=ranked(0.7, 0.6, explained=0.9)), Reason.UNCERTAIN),

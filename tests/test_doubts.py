@@ -1,5 +1,6 @@
 """Files and options that are wrong are noticed: swapped weights, classes in another order, another scale."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -140,3 +141,23 @@ def test_the_best_threshold_is_that_of_brute_force(either_way):
 
 def test_the_accuracy_of_many_images_takes_little_memory():
     assert accuracy(torch.linspace(-1, 1, 200_000)[:, None], torch.ones(200_000)) == 1.0  # 320 GB by pairs
+
+
+@pytest.mark.parametrize("last", [nn.Sigmoid(), nn.Tanh()])
+def test_outputs_that_saturate_raise_no_doubt_about_the_scale(last):
+    truth = FITTED[1][2]
+
+    def saturating():
+        return nn.Sequential(network(1), copy.deepcopy(last))
+
+    torch.manual_seed(0)
+    model = saturating()
+    initial, y = copy.deepcopy(model.state_dict()), truth.labels_for(1).float()
+    y = y.clamp_min(0) if isinstance(last, nn.Sigmoid) else y
+    rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(200):
+        rule.zero_grad()
+        nn.functional.mse_loss(model(truth.seen)[:, 0], y).backward()
+        rule.step()
+    assert truth.accuracy(model) == 1
+    assert doubts(subject(saturating, model.state_dict(), initial=initial, image_shape=SHAPE), truth) == ()

@@ -236,6 +236,8 @@ def test_the_gate_without_a_comparison(place):
     assert Gate(max_probability=0.1).decide(nothing).status == 3
     unfinished = replace(nothing, verdict=replace(nothing.verdict, finished=False))
     assert Gate().decide(unfinished).status == 4
+    within = replace(record, verdict=replace(record.verdict, finished=False))
+    assert Gate(max_probability=highest).decide(within).status == 4
 
 
 # --- comparisons ---------------------------------------------------------------------------------

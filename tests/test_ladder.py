@@ -15,7 +15,7 @@ from palimpsest.auditing.plan import MARGIN, untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.result import Audit, Reading, Rung, decisive
-from palimpsest.auditing.verdict import OUT_OF_TIME, judge
+from palimpsest.auditing.verdict import OUT_OF_TIME, Reason, judge
 from palimpsest.scoring import Outcome, score
 from palimpsest.scoring import judge as compared
 from test_audit_verdict import BLIND, READ
@@ -109,6 +109,7 @@ def folded(*readings, reasons=()):
     rungs = [Rung(each.attacker, each, "", each.exposes, each.beyond(list(readings[:i])))
              for i, each in enumerate(readings)]  # fmt: skip
     rungs += [Rung(Attacker(name, "kkt", ""), None, reason) for name, reason in reasons]
+    rungs.sort(key=lambda rung: list(METHODS).index(rung.attacker.name))
     return Audit.of(tuple(rungs), preflight(OURS), Path("report.html"))
 
 
@@ -138,6 +139,10 @@ def test_nothing_found_is_no_verdict_if_a_rung_could_not_be_read():
     ladder = (Rung(nothing.attacker, nothing, ""), failed)
     assert Audit.of(ladder, preflight(OURS), Path("report.html")).verdict.outcome is NO_VERDICT
     assert folded(nothing).verdict.outcome is NO_EVIDENCE
+    assert folded(nothing, reasons=[("W", NO_TIME)]).verdict.outcome is NO_EVIDENCE  # W0 knows all that W does
+    assert folded(nothing, reasons=[("C", NO_TIME)]).verdict.reason is Reason.OUT_OF_TIME
+    weakest = Rung(Attacker("W", "kkt", ""), None, "the loss diverged", failed=True)
+    assert Audit.of((weakest, ladder[0]), preflight(OURS), Path("report.html")).verdict.outcome is NO_EVIDENCE
     assert folded(reading("W0", recovered=[0]), reasons=[("C", "x")]).verdict.outcome is LEAKAGE
 
 

@@ -13,8 +13,8 @@ from torch import nn
 
 import palimpsest as pal
 from audited import SHAPE, mlp, trained
+from palimpsest.auditing import exchange, traces
 from palimpsest.auditing import given as reading
-from palimpsest.auditing import traces
 from palimpsest.cli.main import main
 from palimpsest.errors import DataError, InvalidInputError, NonFiniteError
 from palimpsest.scoring import Outcome
@@ -236,7 +236,7 @@ def test_an_image_from_which_the_network_computes_nan_is_refused(width, more, da
 def test_a_start_of_another_training_is_refused(data):
     torch.manual_seed(0)
     final, other = pooled().state_dict(), pooled().state_dict()
-    with pytest.raises(InvalidInputError, match="belong"):
+    with pytest.raises(InvalidInputError, match="unrelated"):
         pal.auditing.membership(pooled, final, data.train.images, data.held_out.images[:60], initial=other, mean=0.5)
 
 
@@ -447,3 +447,41 @@ def test_swapped_weights_leave_the_same_traces(data):
         for end, start in (ends, ends[::-1])
     )
     torch.testing.assert_close(right.traces, swapped.traces, rtol=1e-4, atol=1e-6)
+
+
+def test_images_centred_by_their_own_mean_are_not_taken_for_training_images():
+    faces = pal.datasets.load("faces", per_class=35, held_out_per_class=50, seed=0)
+    images, held_out = faces.train.images, faces.held_out.images
+    named = []
+    for seed in range(6):
+        rows = torch.randperm(len(images), generator=torch.Generator().manual_seed(seed))
+        others, given = images[rows[:20]], images[rows[20:40]]
+        torch.manual_seed(seed)
+        fit = pal.train(faces_mlp(), others - others.mean(0), faces.train.labels[rows[:20]], steps=100)
+
+        def tested(some, mean, fit=fit):
+            return pal.auditing.membership(
+                faces_mlp, fit.model.state_dict(), some, held_out, initial=fit.initial, mean=mean
+            ).outcome
+
+        named.append(tested(given, given.mean(0)))
+        assert tested(others, others.mean(0)) is Outcome.LEAKAGE
+    assert named.count(Outcome.LEAKAGE) <= 1
+
+
+def faces_mlp():
+    return pal.networks.MLP((1, 25, 25), hidden=(64,))
+
+
+def test_only_a_mean_of_the_given_images_is_replaced():
+    x = torch.rand(30, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    given, others = x[:10], x[10:]
+    for mean in (0.5, given.mean((0, 2, 3)).view(1, 1, 1), others.mean(0), x.mean(0)):
+        torch.testing.assert_close(exchange.centred(given, others, mean, 1.0), x - mean)
+    torch.testing.assert_close(exchange.centred(given, others, given.mean(0), 1.0), x - x.mean(0))
+
+
+def test_a_choice_of_images_has_every_class():
+    labels = torch.arange(200) % 10
+    assert len(labels[exchange.chosen(200, 100)].unique()) == 10
+    assert exchange.chosen(5, 100).tolist() == [0, 1, 2, 3, 4]

@@ -2,12 +2,11 @@
 
 from dataclasses import asdict, dataclass, replace
 
-import torch
-
 from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
+from palimpsest.auditing.exchange import centred, chosen
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
@@ -26,6 +25,7 @@ from palimpsest.runs.journal import note
 from palimpsest.scoring import score
 from palimpsest.scoring.rates import rates
 
+NEEDED = ("subject", "negative")  # roles of which every verdict needs two readings
 TRACED = 100  # images of each kind that are tested for traces; each takes a few gradients
 
 
@@ -58,7 +58,7 @@ def judged(tried: Attempt, *, looks: int) -> Reading:
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     evidence = Evidence(
         ranking=rank(agree(runs["subject"]), of),
-        negative=rank(agree(runs["negative"]), of) if len(runs["negative"]) > 1 else None,
+        negative=rank(agree(runs["negative"]), of) if min(len(runs[role]) for role in NEEDED) > 1 else None,
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
         floor=None if tried.tested is None else tried.tested.floor,
@@ -130,8 +130,8 @@ def _trace(case: Case, plan: Plan, truth: Truth) -> float | None:
         return None
     model, start = case.subject.model, case.subject.initial
     segments = case.subject.segments if plan.method == "path" else ((start or {}, model.state_dict()),)
-    given, others = (part[:: -(-len(part) // TRACED)] for part in (truth.images, truth.held_out))
-    images = (torch.cat([given, others]) - truth.mean) / truth.std
+    given, others = (part[chosen(len(part), TRACED)] for part in (truth.images, truth.held_out))
+    images = centred(given, others, truth.mean, truth.std)
     values = traces(model, segments, images.to(next(model.parameters()))).values
     return rates(values[: len(given)], values[len(given) :]).verdict.p_value
 

@@ -214,7 +214,7 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             failed.add(name)
             if attacker is queue[-1] and not attempts:
                 raise
-    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values(), looks=len(queue))
+    read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
     readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs)
 

@@ -18,7 +18,8 @@ from palimpsest.auditing.truth import Truth, accuracy
 
 GOOD = 0.9  # accuracy of another reading of the files that raises a doubt,
 MARGIN = 0.25  # if it is higher by this share of the images,
-TIMES = 4  # or if it fits this many times better
+TIMES = 4  # or if it fits this many times better,
+LOUDER = 2  # unless it also makes the images this many times larger: saturated outputs scatter less, fitted or not
 CLEAR = 0.25  # share of the outputs' variance inside classes, below which a fit is clear
 FEW = 8  # images, below which chance fits one of several scales
 COMMON = {
@@ -48,8 +49,10 @@ class FitToClasses:
         return cls(accuracy(outputs, labels), inside / total if total > 0 else 1.0)
 
     def far_better_than(self, other: "FitToClasses") -> bool:
-        classifies = self.accuracy >= max(GOOD, other.accuracy + MARGIN)
-        return classifies or self.scatter <= min(CLEAR, other.scatter / TIMES)
+        return self.classifies_far_better_than(other) or self.scatter <= min(CLEAR, other.scatter / TIMES)
+
+    def classifies_far_better_than(self, other: "FitToClasses") -> bool:
+        return self.accuracy >= max(GOOD, other.accuracy + MARGIN)
 
 
 def doubts(subject: Subject, truth: Truth | None) -> tuple[str, ...]:
@@ -107,9 +110,12 @@ def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: FitToClass
         name: FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)
         for name, (mean, std) in every.items()
     }
-    best = min(fits, key=lambda name: fits[name].scatter)
-    if not fits[best].far_better_than(fit):
+    least = float(torch.as_tensor(truth.std, dtype=x.dtype).mean()) / LOUDER
+    quiet = [name for name in fits if float(every[name][1].mean()) > least and fits[name].far_better_than(fit)]
+    better = quiet + [name for name in fits if fits[name].classifies_far_better_than(fit)]
+    if not better:
         return None
+    best = min(better, key=lambda name: fits[name].scatter)
     return f"--mean and --std may be wrong: the network fits the given images far better, for example, with {best}"
 
 

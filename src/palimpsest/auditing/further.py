@@ -7,6 +7,7 @@ restarts.json of its rung before it begins. A repeated audit therefore follows t
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from statistics import median
 
 from palimpsest.auditing.aside import read_aside
@@ -32,16 +33,15 @@ class Further:
     closed: bool = False  # whether the audit was finished: a repeated one adds nothing
 
 
-def read_further(attempts: Sequence[Attempt], *, complete: bool, looks: int) -> None:
+def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
     """Add further restarts to the rungs, the strongest first, until the time is used.
 
-    ``complete`` says whether all rungs were read. If not, a continued audit may add more. ``looks`` is the number of
-    rungs that may claim leakage.
+    ``complete`` says whether all rungs were read. If not, a continued audit may add more.
     """
     rungs = [_Rung(each) for each in attempts if each.case.options.restarts is None]  # with those that are on disk
     if not all(each.finished for each in attempts):
         return  # a continued audit finishes the plans first
-    while choice := _next(rungs, looks):
+    while choice := _next(rungs):
         rung, steps = choice
         rung.add(steps)
     if not complete:
@@ -52,23 +52,21 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool, looks: int) -> 
         rung.write(replace(rung.further, closed=True))
 
 
-def _next(rungs: Sequence["_Rung"], looks: int) -> tuple["_Rung", list[int]] | None:
+def _next(rungs: Sequence["_Rung"]) -> tuple["_Rung", list[int]] | None:
     """The rung to read once more, and the steps for that. Workers read it several times at once."""
     for goal in (USUAL, MOST):
         for rung in rungs:
             times = 1 if rung.tried.case.executor is None else goal - rung.restarts
-            if (
-                rung.restarts < goal
-                and rung.affordable()
-                and (steps := rung.affordable(_judging(rungs, rung, times, looks)))
-            ):
+            if rung.restarts >= goal or not rung.affordable():
+                continue
+            if steps := rung.affordable(_judging(rungs, rung, times)):
                 return rung, [steps] * times
     return None
 
 
-def _judging(rungs: Sequence["_Rung"], more: "_Rung", times: int, looks: int) -> float:
+def _judging(rungs: Sequence["_Rung"], more: "_Rung", times: int) -> float:
     """Seconds, beyond those kept for it, that judging all rungs takes if one of them has more restarts."""
-    seconds = [each.judging(looks) * (each.restarts + times * (each is more)) for each in rungs]
+    seconds = [each.judging * (each.restarts + times * (each is more)) for each in rungs]
     return max(0.0, sum(seconds) - more.tried.case.options.reserve)
 
 
@@ -77,7 +75,6 @@ class _Rung:
 
     def __init__(self, tried: Attempt) -> None:
         self.tried, self.planned, self.further = tried, tried.plan, Further()
-        self._judging: float | None = None
         self.name, self.path = tried.attacker.name, tried.case.folder / "restarts.json"
         if self.path.exists():
             self.further = cached_json(self.path, tried.case.owner, Further, Further)
@@ -87,13 +84,12 @@ class _Rung:
     def restarts(self) -> int:
         return self.tried.plan.restarts
 
-    def judging(self, looks: int) -> float:
+    @cached_property
+    def judging(self) -> float:
         """Seconds that ranking and scoring take for each restart. They grow with the number of candidates."""
-        if self._judging is None:
-            began = Clock.now()
-            judged(self.tried, looks=looks)
-            self._judging = (Clock.now() - began) / self.restarts
-        return self._judging
+        began = Clock.now()
+        judged(self.tried, looks=1)
+        return (Clock.now() - began) / self.restarts
 
     def affordable(self, kept: float = 0.0) -> int:
         """The steps of another restart, at the speed of the others, so that ``kept`` seconds are left; 0 if too few."""

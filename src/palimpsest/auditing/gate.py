@@ -58,8 +58,6 @@ class Gate:
         outcome = record.verdict.outcome
         if outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT):
             yield Decision(UNDECIDED, f"the headline is {outcome}")
-        if outcome == Outcome.NO_EVIDENCE and not record.verdict.finished:
-            yield Decision(UNDECIDED, "the audit is not finished")
         if self.max_recovered is not None and recovered is None:
             yield Decision(UNDECIDED, "the recovered images could not be counted without enough held-out images")
         if outcome == Outcome.LEAKAGE and not self._allows(record):
@@ -67,6 +65,8 @@ class Gate:
         ranks = [each.name for each in record.readings if not each.estimates.calibrated]
         if self.max_probability is not None and ranks:
             yield Decision(UNDECIDED, f"the probabilities of rung {ranks[0]} are not calibrated")
+        if not record.verdict.finished:
+            yield Decision(UNDECIDED, "the audit is not finished")
         yield Decision(PASS, "within the limits" if outcome == Outcome.LEAKAGE else f"the headline is {outcome}")
 
     def _allows(self, record: AuditRecord) -> bool:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from palimpsest.auditing.exchange import chosen
 from palimpsest.auditing.truth import existing, fitting
 from palimpsest.datasets import arrays, folder
 from palimpsest.datasets.base import unit
@@ -43,10 +44,10 @@ class Given:
         return len(self.images)
 
     def thinned(self, most: int) -> Self:
-        """At most this number of the images, evenly."""
-        rows = slice(None, None, -(-len(self) // most))
+        """At most this number of the images."""
+        rows = chosen(len(self), most)
         labels = None if self.labels is None else self.labels[rows]
-        return replace(self, images=self.images[rows], names=self.names[rows], labels=labels)
+        return replace(self, images=self.images[rows], names=tuple(self.names[i] for i in rows), labels=labels)
 
 
 def load(images: str, held_out: str, *, image_shape: tuple[int, ...], labelled: bool) -> tuple[Given, Given]:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.auditing.doubts import common_scales
+from palimpsest.auditing.exchange import centred
 from palimpsest.auditing.given import Given, check_apart
 from palimpsest.auditing.identity import code_of
 from palimpsest.auditing.images import shielded
@@ -180,7 +181,9 @@ def membership(
     )  # fmt: skip
     check_start(examined)
     if examined.initial is not None and not relation(parameters_of(examined.model), examined.initial)[1]:
-        raise InvalidInputError("the initial weights do not belong to this training; give those that it started from")
+        raise InvalidInputError(
+            "the initial and the final weights are unrelated; give those that this training started from"
+        )
     for remark in examined.remarks:
         note(remark)
     model = examined.model.to(device)
@@ -217,8 +220,7 @@ def membership(
 
 def _seen(model: nn.Module, given: Given, others: Given, mean: Tensor | float, std: Tensor | float) -> Tensor:
     """Given, then held-out images, as the network sees them."""
-    images = torch.cat([given.images, others.images.to(given.images)])
-    return ((images - mean) / std).to(next(model.parameters()))
+    return centred(given.images, others.images, mean, std).to(next(model.parameters()))
 
 
 def _other_scale(
@@ -234,7 +236,7 @@ def _other_scale(
             values = traced(_seen(model, given, others, mean, std), given, others).values.cpu()
             found = judge(*values.split([len(given), len(others)]), looks=len(scales))
             if found.outcome is Outcome.LEAKAGE:
-                return f"they do with the mean and deviation {name}; check --mean and --std"
+                return f"the given images do leave larger traces with mean and deviation {name}; check --mean and --std"
     return ""
 
 

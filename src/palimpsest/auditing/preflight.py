@@ -139,7 +139,7 @@ def _unusable_start(related: bool | None, moved: float | None) -> str:
         return "the weights before training are unknown"
     if not moved:
         return "the weights never moved"
-    return "" if related else "the given initial weights do not belong to this training"
+    return "" if related else "the initial and the final weights are unrelated: of two trainings, or moved too far"
 
 
 def _norm(θ: Mapping[str, Tensor]) -> float:

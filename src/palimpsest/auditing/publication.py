@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from palimpsest.auditing.ladder import NO_TIME
 from palimpsest.scoring import Outcome
 
 if TYPE_CHECKING:
@@ -95,21 +94,26 @@ def decisive(readings: Sequence[Reading]) -> Reading:
     return max(counted, key=worry)
 
 
+def irreplaceable(rungs: Sequence[Rung]) -> list[Rung]:
+    """The rungs that no other replaces: of W, W0 and C the one that knows most, and O."""
+    chain = [rung for rung in rungs if rung.attacker.name != "O"]
+    return [*chain[-1:], *(rung for rung in rungs if rung.attacker.name == "O")]
+
+
 def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, int | None]:
     """The answer for these attackers, the one that knows least first."""
     leaking = [rung.reading for rung in rungs if rung.reading is not None and rung.leaks]
     if leaking:
         return Answer.DO_NOT_PUBLISH, *_exposed(leaking)
-    chain = [rung for rung in rungs if rung.attacker.name != "O"]
-    strongest = [*chain[-1:], *(rung for rung in rungs if rung.attacker.name == "O")]  # each replaced by no other
-    unread = sorted((rung for rung in strongest if rung.reading is None and not rung.failed), key=_only_late)
+    strongest = irreplaceable(rungs)
+    unread = [rung for rung in strongest if rung.reading is None and not rung.failed]
     if unread:
-        return Answer.NOT_TESTED, unread[0].reason, None
+        return Answer.NOT_TESTED, min(unread, key=lambda rung: rung.late).reason, None
     read = [rung.reading for rung in rungs if rung.reading is not None]
     verdict = decisive(read).verdict if read else None
     if verdict is not None and verdict.found:
         return Answer.UNDECIDED, _plain(verdict.sentence), None
-    for rung in rungs:
+    for rung in strongest:
         if rung.failed:
             return Answer.UNDECIDED, f"{rung.attacker.adds} could not be read ({rung.reason})", None
     assert verdict is not None
@@ -120,11 +124,6 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     if doubts:
         return Answer.UNDECIDED, f"nothing was read, but {doubts[0]}", None
     return Answer.NO_EVIDENCE, "", 0
-
-
-def _only_late(rung: Rung) -> bool:
-    """Whether more time would suffice to read this rung."""
-    return rung.reason == NO_TIME
 
 
 def _exposed(leaking: Sequence[Reading]) -> tuple[str, int]:

@@ -12,7 +12,7 @@ from palimpsest.auditing.agreement import ALIKE
 from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.auditing.publication import Publication, decisive, publications
+from palimpsest.auditing.publication import Publication, decisive, irreplaceable, publications
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, AuditVerdict, Evidence, Reason
 from palimpsest.scoring import Outcome, Score
@@ -96,6 +96,11 @@ class Rung:
         return self.reading is not None and self.reading.verdict.outcome is Outcome.LEAKAGE
 
     @property
+    def late(self) -> bool:
+        """Whether there was no time left for it."""
+        return self.reason == NO_TIME
+
+    @property
     def outcome(self) -> str:
         """The outcome of its own reading, in words; empty if there is none."""
         if self.reading is None:
@@ -126,14 +131,15 @@ class Audit(Reading):
         """Fold the verdicts of all rungs into one headline."""
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
-        stopped = not all(each.finished for each in read) or any(rung.reason == NO_TIME for rung in rungs)
+        stopped = not all(each.finished for each in read) or any(rung.late for rung in rungs)
         verdict = replace(chosen.verdict, advice=_advice(chosen, read, stopped=stopped))
-        failed = [rung for rung in rungs if rung.failed]
+        tried = irreplaceable([rung for rung in rungs if rung.reading is not None or rung.failed or rung.late])
+        failed = [rung for rung in tried if rung.failed]
         if verdict.outcome is Outcome.NO_EVIDENCE:
             if failed:  # an attacker who knows more was not heard
                 words = f"the audit could not read {failed[0].attacker.adds} ({failed[0].reason})"
                 verdict = _withheld(verdict, Reason.FAILED_RUNG, words)
-            elif stopped:
+            elif any(rung.late or (rung.reading is not None and not rung.reading.finished) for rung in tried):
                 verdict = _withheld(verdict, Reason.OUT_OF_TIME, "nothing was read before the time ran out")
             elif doubts:
                 verdict = _withheld(verdict, Reason.WRONG_FILES, f"nothing was read, but {doubts[0]}")

@@ -17,8 +17,8 @@ how much the unexplained share of the target T grows if the multipliers of image
 
 With the final weights alone, gradients tell little. The trace is then log(1 + 1/loss), from the labels.
 
-Every image, given or held out, is treated alike. So an image that was not trained on ranks anywhere among held-out
-images, whatever the network, and the ranks are p-values.
+Every image, given or held out, is treated alike (see exchange.py). So an image that was not trained on ranks anywhere
+among held-out images, whatever the network, and the ranks are p-values.
 """
 
 from __future__ import annotations

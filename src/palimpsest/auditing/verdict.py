@@ -17,6 +17,7 @@ from enum import StrEnum
 
 from torch import Tensor
 
+from palimpsest.auditing.plan import MOST_PUBLIC_IMAGES
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.scoring import Outcome, Verdict
 
@@ -38,6 +39,7 @@ PRIVATE = "Noise that was added has this effect, for example by differential pri
 UNDESCRIBED = "the method does not describe this training"
 CLEAR = 0.01  # p-value of traces, from which the given images are in the weights
 EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
+LIMITED = f"A control holds at most {MOST_PUBLIC_IMAGES} images, one per candidate, so only a leak can be shown here."
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
 
 
@@ -49,11 +51,11 @@ class Reason(StrEnum):
     NOISE = "noise"  # candidates explain the change no better than its permuted values
     OTHER_IMAGES = "other images"  # the given images left no traces in the weights
     WRONG_ANSWERS = "wrong answers"  # the network does not classify the given images
-    NO_NEGATIVE_CONTROL = "no negative control"
+    TOO_FEW_READINGS = "too few readings"  # a verdict needs two restarts, and two of the negative control
     CHANCE = "chance"  # some images were recovered, which chance can explain
     UNMATCHED = "unmatched candidates"  # restarts agree on candidates, but these match no given image
     UNCERTAIN = "uncertain candidates"  # restarts do not agree on any candidate enough
-    UNCONFIRMED = "unconfirmed candidates"  # such candidates are often not real in the positive control
+    UNCONFIRMED = "unconfirmed candidates"  # the positive control does not show that such candidates are real
     CROWDED = "crowded candidates"  # more likely candidates than training images can explain
     FAINT = "faint agreement"  # restarts agree more than by chance, but no candidate stands out
     NO_CONTROL = "no positive control"
@@ -83,7 +85,7 @@ class PositiveControl:
         if self.samples is None:
             return "the number of training images is unknown", "Give it by --samples."
         if self.images < self.samples:
-            return f"it holds {self.images} images, not {self.samples}", LONGER
+            return f"it holds {self.images} images, not {self.samples}", LIMITED
         if self.way < AS_FAR:
             reason = f"it moved only {self.way:.2g} times as far from its start"
             return reason, "Audit again in a new folder with more --minutes or more --control-steps."
@@ -273,7 +275,8 @@ def _obstacles(e: Evidence) -> Reasons:
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield Reason.UNDESCRIBED, f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
     if e.negative is None:
-        yield Reason.NO_NEGATIVE_CONTROL, "the audit did not finish two restarts and a negative control", LONGER
+        advice = "Some restarts diverged. Audit again in a new folder with another --seed." if e.finished else LONGER
+        yield Reason.TOO_FEW_READINGS, "the audit did not finish two restarts and a negative control", advice
 
 
 def _far(e: Evidence, floor: float) -> Reasons:
@@ -326,8 +329,11 @@ def _weakness(e: Evidence, crowded: bool) -> tuple[Reason, str]:
         )
     if e.readable is None:
         return Reason.NO_CONTROL, "no positive control was read"
-    if not e.holds:
-        return Reason.UNCONFIRMED, "such candidates are often not real in the positive control"
+    if not e.holds and e.positive is not None:
+        likely, real = e.positive.likely, e.positive.real
+        few = f"the positive control has only {likely} of them, too few to confirm that they are real"
+        refuted = f"only {real} of {likely} such candidates in the positive control are real"
+        return Reason.UNCONFIRMED, few if likely < FEWEST else refuted
     return Reason.UNREAD_CONTROL, "the same effort does not read the control"
 
 
@@ -353,7 +359,9 @@ def _doubts(e: Evidence) -> Reasons:
 
 def _remedy(e: Evidence) -> str:
     """How to get a positive control."""
-    return LONGER if e.controls else WITH_CONTROLS
+    if not e.controls:
+        return WITH_CONTROLS
+    return "The log says why the positive control could not be read." if e.finished else LONGER
 
 
 def _nothing(e: Evidence) -> str:
