@@ -269,8 +269,11 @@ def test_checkpoints_give_a_trace_for_each_segment(data):
     model = mlp()
     model.load_state_dict(final)
     seen = torch.cat([data.train.images, data.held_out.images]) - 0.5
+    names = [f"{found.layer}.weight", f"{found.layer}.bias"]
+    far = [sum(float((b[n] - a[n]).double().square().sum()) for n in names) for a, b in pairwise(states)]
     each = [traces.traces(model, [pair], seen).values for pair in pairwise(states)]
-    torch.testing.assert_close(torch.cat([found.traces, found.held_out]), sum(each) / 2)
+    expected = sum(e * value for e, value in zip(far, each, strict=True)) / sum(far)
+    torch.testing.assert_close(torch.cat([found.traces, found.held_out]), expected)
     assert found.knowledge.endswith("2 segments")
 
 
@@ -485,3 +488,23 @@ def test_a_choice_of_images_has_every_class():
     labels = torch.arange(200) % 10
     assert len(labels[exchange.chosen(200, 100)].unique()) == 10
     assert exchange.chosen(5, 100).tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_layer_that_did_not_move_is_not_asked(data):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(64, 60), nn.ReLU(), nn.Linear(60, 40), nn.ReLU(), nn.Linear(40, 1))
+    fit = pal.train(model, data.train.images - 0.5, data.train.labels, steps=100)
+    final = fit.model.state_dict() | {name: fit.initial[name] for name in ("1.weight", "1.bias")}
+    moved = traces.widest_dense_layer(model, data.train.images, [(fit.initial, fit.model.state_dict())])
+    frozen = traces.widest_dense_layer(model, data.train.images, [(fit.initial, final)])
+    assert (moved, frozen) == ("1", "3")
+
+
+def test_segments_count_by_how_far_they_moved(data):
+    torch.manual_seed(0)
+    first = pal.train(mlp(), data.train.images - 0.5, data.train.labels, steps=100)
+    end = {name: t + 1e-7 * torch.randn_like(t) for name, t in first.model.state_dict().items()}
+    x = torch.cat([data.train.images, data.held_out.images]) - 0.5
+    learnt, idle = (first.initial, first.model.state_dict()), (first.model.state_dict(), end)
+    both = traces.traces(first.model, [learnt, idle], x).values
+    torch.testing.assert_close(both, traces.traces(first.model, [learnt], x).values, rtol=1e-6, atol=1e-6)

@@ -103,8 +103,10 @@ def _other_order(outputs: Tensor, labels: Tensor) -> str | None:
 def _other_scale(subject: Subject, truth: Truth, labels: Tensor, fit: FitToClasses) -> str | None:
     """Another mean and standard deviation, under which the network fits the images far better."""
     x = truth.images
-    own = {"those of the given images, by channel": (x.mean((0, 2, 3)), x.std((0, 2, 3))),
-           "the mean of the given images and 1": (x.mean(0), torch.tensor(1.0))}  # fmt: skip
+    by_channel, one = x.mean((0, 2, 3)), torch.tensor(1.0)
+    own = {"those of the given images, by channel": (by_channel, x.std((0, 2, 3))),
+           "the mean of the given images, by channel, and 1": (by_channel, one),
+           "the mean of the given images and 1": (x.mean(0), one)}  # fmt: skip
     every = common_scales(x) | {name: (_by_channel(mean), _by_channel(std)) for name, (mean, std) in own.items()}
     fits = {
         name: FitToClasses.of(truth.outputs(subject.model, mean=mean, std=std.clamp_min(1e-6)), labels)

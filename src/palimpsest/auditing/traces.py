@@ -75,7 +75,7 @@ def traces(
         images: (N, *image_shape). Images to test and held-out images must be given together.
         statistic: ``"span"`` or ``"gradients"``. None chooses the span if a dense layer shows it.
     """
-    layer = widest_dense_layer(model, images[:BATCH]) if segments else None
+    layer = widest_dense_layer(model, images[:BATCH], segments)
     if statistic == "span" and layer is None:
         raise InvalidInputError("the span needs the initial weights and a trained dense layer that sees each image "
                                 "once; leave out the statistic")  # fmt: skip
@@ -86,8 +86,10 @@ def traces(
     c = [1.0 if layer is None else _decay(_matrix(a, layer), _matrix(b, layer)) for a, b in segments]
     ways = [_Way(names, *segment, c_j) for segment, c_j in zip(segments, c, strict=True)]
     if layer is not None and statistic != "gradients":
-        values = torch.stack([_span_on(network, way, layer, images) for way in ways]).mean(0)
-        return Traces(values, "span", layer, c[-1])
+        # Late segments move little and blur the traces; each counts by how far the layer moved.
+        energies = torch.stack([_change(way, layer).square().sum() for way in ways])
+        values = torch.stack([_span_on(network, way, layer, images) for way in ways])
+        return Traces((energies / energies.sum()) @ values, "span", layer, c[-1])
     state = dict(model.state_dict())
     points = [[way.at(t) for t in POINTS] for way in ways] or [[state]]
     targets = [way.change for way in ways] or [parameters_of(model)]
@@ -127,10 +129,10 @@ class _Way:
 # --- the span ---------------------------------------------------------------------------------------
 
 
-def widest_dense_layer(model: nn.Module, images: Tensor) -> str | None:
-    """The trained dense layer that distinguishes most images; the first of equals. None if each is too narrow.
+def widest_dense_layer(model: nn.Module, images: Tensor, segments: Sequence[Segment]) -> str | None:
+    """The dense layer that distinguishes most images; the first of equals. None if each is too narrow.
 
-    It must see each image once, as one row, and own its weights.
+    It must have moved on one of the segments, see each image once, as one row, and own its weights.
     """
     calls = _inputs(Network(model), dict(model.state_dict()), images, layer=None)
     tensors = [p for _, p in model.named_parameters(remove_duplicate=False)]
@@ -138,7 +140,8 @@ def widest_dense_layer(model: nn.Module, images: Tensor) -> str | None:
     for name, seen in calls.items():
         W = model.get_submodule(name).get_parameter("weight")
         alone = len(seen) == 1 and seen[0].ndim == 2 and len(seen[0]) == len(images)  # patches are more rows
-        usable = alone and W.requires_grad and sum(W is p for p in tensors) == 1
+        moved = any(not torch.equal(a[f"{name}.weight"], b[f"{name}.weight"]) for a, b in segments)
+        usable = alone and moved and W.requires_grad and sum(W is p for p in tensors) == 1
         if usable and min(W.shape) > best:
             best, widest = min(W.shape), name
     return widest
@@ -170,6 +173,11 @@ def _matrix(state: Mapping[str, Tensor], layer: str) -> Tensor:
     return matrix
 
 
+def _change(way: _Way, layer: str) -> Tensor:
+    """C = W − c W(0)."""
+    return _matrix(way.end, layer) - way.shrinkage * _matrix(way.start, layer)
+
+
 def _decay(start: Tensor, end: Tensor) -> float:
     """c, if W − cW(0) is far closer to low rank than W − W(0); else 1."""
     if abs(float((end - start).mul(start).sum() / start.square().sum().clamp_min(1e-300))) < DECAYED:
@@ -183,7 +191,7 @@ def _decay(start: Tensor, end: Tensor) -> float:
 
 def _span_on(network: Network, way: _Way, layer: str, images: Tensor) -> Tensor:
     """The trace on one segment: the mean over its points, if the layer's inputs depend on them."""
-    C = _matrix(way.end, layer) - way.shrinkage * _matrix(way.start, layer)
+    C = _change(way, layer)
     bias = f"{layer}.bias" in way.end
     found: list[Tensor] = []
     Zs: list[Tensor] = []
