@@ -257,9 +257,9 @@ def accuracy(model: nn.Module, data: DataSet, part: Any) -> float:
 Rows = list[dict[str, Any]]
 WITHHELD = {
     "O": [("strip the optimiser's state", "O", "W")],
-    "W0": [("keep the initial weights and the seed", "W0", "W")],
+    "W0": [("withhold the initial weights and the seed", "W0", "W")],
     "C": [
-        ("keep all checkpoints; before: three of them", "C4", "W0"),
+        ("withhold all checkpoints; before: three of them", "C4", "W0"),
         ("publish one checkpoint on the way instead of three", "C4", "C2"),
         ("publish three checkpoints on the way instead of seven", "C8", "C4"),
     ],

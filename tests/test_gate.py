@@ -240,6 +240,19 @@ def test_the_gate_without_a_comparison(place):
     assert Gate(max_probability=highest).decide(within).status == 4
 
 
+def test_the_gate_asks_about_the_files_that_will_be_published(place):
+    record = load(place / "leaking")  # the initial weights expose images, the final ones alone do not decide
+    by_files = {tuple(each.rungs): each for each in record.publication}
+    assert by_files["W", "W0"].answer == "do not publish"
+    assert Gate(publish="W0").decide(record).status == 3
+    assert Gate(publish="W0", max_recovered=by_files["W", "W0"].exposes).decide(record).status == 0
+    assert Gate(publish="W0", max_recovered=by_files["W", "W0"].exposes - 1).decide(record).status == 3
+    for answer, status in (("undecided", 4), ("not tested", 4), ("no evidence, not a clearance", 0)):
+        alone = replace(by_files["W",], answer=answer, exposes=None)
+        assert Gate(publish="W").decide(replace(record, publication=[alone])).status == status
+    assert Gate(publish="C").decide(replace(record, publication=[])).status == 4
+
+
 # --- comparisons ---------------------------------------------------------------------------------
 
 

@@ -42,6 +42,18 @@ class Changes:
     exposed: tuple[int, ...] | None
     warnings: tuple[str, ...]
 
+    @property
+    def conclusion(self) -> str:
+        """What changed, in one sentence."""
+        both = {(row.reading, row.what): (_shown(row.old), _shown(row.new)) for row in self.rows}
+        if ("", "headline") not in both:
+            return "The two audits read different rungs, so only the rungs of both can be compared."
+        old, new = both["", "headline"]
+        counts = both["", "training images recovered"]
+        recovered = "" if "–" in counts else f", and {counts[0]} → {counts[1]} training images are recovered"
+        start = f"The headline is {old} in both" if old == new else f"The headline changes from {old} to {new}"
+        return f"{start}{recovered}."
+
     def __str__(self) -> str:
         cells = [("", "old", "new")]
         for row in self.rows:
@@ -51,10 +63,10 @@ class Changes:
         lines = ["".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
         if self.hidden is not None and self.exposed is not None:
             lines.append(f"{len(self.hidden)} images are no longer recovered, {len(self.exposed)} are newly recovered.")
-        return "\n".join([*lines, *(f"Warning: {warning}." for warning in self.warnings)])
+        return "\n".join([self.conclusion, *lines, *(f"Warning: {warning}." for warning in self.warnings)])
 
     def to_json(self) -> str:
-        return json.dumps({"schema": 1} | asdict(self), indent=1) + "\n"
+        return json.dumps({"schema": 1, "conclusion": self.conclusion} | asdict(self), indent=1) + "\n"
 
 
 def compare(old: Path | str, new: Path | str) -> Changes:

@@ -48,7 +48,7 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
         return
     for rung in rungs:
         if not rung.further.closed and rung.restarts == MOST:
-            note(f"rung {rung.name} was read {MOST} times: more restarts would not help, so time may be left")
+            note(f"rung {rung.name} was read {MOST} times, the most for one audit; a new one can take more steps each")
         rung.write(replace(rung.further, closed=True))
 
 

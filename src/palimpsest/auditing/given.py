@@ -21,13 +21,13 @@ class Given:
 
     Args:
         images: (N, C, H, W) in [0, 1].
-        names: the name of each image. Empty: its number.
+        names: the name of each image. Empty: its number, from 1.
         labels: (N,) the class of each image: 0…C−1, or ±1 if the network has one output.
         classes: the names of the classes, if their order made the labels.
 
     Examples:
         >>> Given(torch.zeros(2, 1, 4, 4)).names
-        ('0', '1')
+        ('1', '2')
     """
 
     images: Tensor
@@ -38,7 +38,7 @@ class Given:
     def __post_init__(self) -> None:
         if len(self.images) == 0:
             raise InvalidInputError("there are no given or no held-out images; give at least one of each")
-        object.__setattr__(self, "names", self.names or tuple(str(i) for i in range(len(self.images))))
+        object.__setattr__(self, "names", self.names or tuple(str(i + 1) for i in range(len(self.images))))
 
     def __len__(self) -> int:
         return len(self.images)

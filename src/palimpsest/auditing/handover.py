@@ -53,7 +53,7 @@ def _means(audit: Reading) -> str:
 
 def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
     known = ["The network's code", "the final weights"]
-    known += ["the initial weights"] if audit.method == "ntk" else []
+    known += ["the initial weights"] if audit.method in ("ntk", "path") and "initial weights" in given else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
     known += ["the optimiser's state"] if audit.method == "gradient" else []
     count = "unknown"
@@ -93,7 +93,8 @@ def _controls(audit: Reading) -> str:
     negative, positive = "No negative control was run", "No positive control was run"
     if audit.negative is not None:
         chance = f"the likeliest candidate from permuted values has {audit.bar:.0%}"
-        negative = f"Negative: {chance if audit.ranking.calibrated else 'permuted values were read too'}"
+        ranks = "candidates from permuted values set the threshold of chance"
+        negative = f"Negative: {chance if audit.ranking.calibrated else ranks}"
     if audit.positive is not None:
         comparison = audit.positive.comparison
         easier = audit.positive.easier

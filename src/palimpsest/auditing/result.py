@@ -14,7 +14,7 @@ from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, irreplaceable, publications
 from palimpsest.auditing.reading import AuditEffort
-from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, AuditVerdict, Evidence, Reason
+from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence, Reason
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
 
@@ -143,6 +143,10 @@ class Audit(Reading):
                 verdict = _withheld(verdict, Reason.OUT_OF_TIME, "nothing was read before the time ran out")
             elif doubts:
                 verdict = _withheld(verdict, Reason.WRONG_FILES, f"nothing was read, but {doubts[0]}")
+        if chosen.compared and verdict.outcome is Outcome.LEAKAGE:
+            every = publications(rungs)[-1].exposes or 0
+            if every > (chosen.exposes or 0):
+                verdict = replace(verdict, sentence=f"{verdict.sentence} All rungs together expose {every}.")
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
         return cls(**fields, rungs=rungs, preflight=preflight, report=report, doubts=doubts)
 
@@ -188,6 +192,8 @@ def _advice(chosen: Reading, read: Sequence[Reading], *, stopped: bool) -> str:
         undecided = [each for each in read if each.verdict.outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT)]
         if undecided and (more := decisive(undecided).verdict.advice):
             advice = f"For the undecided files: {more}"
+    if any(each.attacker.name in ("W0", "C") for each in read):
+        advice = advice.replace(STRONGER, "")
     advice = advice.replace(OUT_OF_TIME, "")
     if stopped:  # to continue this audit replaces a longer one in a new folder
         advice = f"{advice.replace(LONGER, '').strip().removesuffix('For the undecided files:')} {OUT_OF_TIME}"

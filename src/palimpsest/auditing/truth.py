@@ -175,9 +175,9 @@ def fitting(images: np.ndarray, name: str, image_shape: tuple[int, ...]) -> np.n
     """Images as the network sees them, refused if they have another size."""
     images = _with_channels(images, image_shape[0])
     if (shape := images.shape[1:]) != image_shape:
-        remedy = (
-            "resize them" if shape[1:] != image_shape[1:] else "save them in grey" if shape[0] == 3 else "check --shape"
-        )
+        remedy = f"give --shape {','.join(map(str, shape))}, or resize them"
+        if shape[1:] == image_shape[1:]:
+            remedy = "save them in grey" if shape[0] == 3 else "check --shape"
         raise DataError(f"the images of {name} are {shape} but the network sees {image_shape}; {remedy}")
     return images
 

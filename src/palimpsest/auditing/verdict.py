@@ -35,7 +35,10 @@ MANY = 5  # recovered images that are too many for "no evidence", even if chance
 LONGER = "Audit again in a new folder with more --minutes."
 OUT_OF_TIME = "Out of time. Run the same command again with more --minutes to continue."
 NOISY = "the change of the weights looks like noise, because candidates explain its permuted values equally well"
-PRIVATE = "Noise that was added has this effect, for example by differential privacy. So may unusual training."
+STRONGER = "--initial tests a stronger attacker."
+PRIVATE = (
+    "Noise has this effect, and so may unusual training. If training was private, record its ε: it is the guarantee."
+)
 UNDESCRIBED = "the method does not describe this training"
 CLEAR = 0.01  # p-value of traces, from which the given images are in the weights
 EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
@@ -268,9 +271,7 @@ def _obstacles(e: Evidence) -> Reasons:
         advice = "Check the images and their classes, and the mean and standard deviation that training used."
         yield Reason.WRONG_ANSWERS, words, advice
     if e.floor is not None and e.floor > DESCRIBED:
-        advice = (
-            "From the final weights alone, only very long training can be read. --initial tests a stronger attacker."
-        )
+        advice = f"From the final weights alone, only very long training can be read. {STRONGER}"
         if e.method in CHANGES:
             advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
         yield Reason.UNDESCRIBED, f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
@@ -303,6 +304,9 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
         # The correction for looks protects claims. Here it would turn a suspicion into nothing.
         if e.comparison.p_value <= e.looks * SUGGESTIVE or e.comparison.recovered > MANY:
             words = f"{_recovered(e.comparison)}, which chance can explain"
+            if not e.comparison.recovered:
+                higher = f"score higher than held-out ones (p = {e.comparison.p_value:.2g})"
+                words = f"training images {higher}, which chance can explain"
             yield Reason.CHANCE, words, f"Hold out more images. {LONGER}"
         if len(p):
             words = f"{_candidates(e, p)}, but no given training image is matched better than by chance"

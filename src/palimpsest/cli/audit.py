@@ -13,6 +13,7 @@ import tyro
 from palimpsest import auditing
 from palimpsest.auditing import truth
 from palimpsest.auditing.handover import LOSSES
+from palimpsest.auditing.options import RungName
 from palimpsest.cli import shared
 from palimpsest.cli.several import audit_several, names_of
 from palimpsest.cli.shared import Device, image_shape, json_object, resumable, torch_device
@@ -69,6 +70,9 @@ class AuditCommand:
     """For --gate: the number of training images that may be recovered. Exceeding it is status 3, up to it may pass."""
     max_probability: float | None = None
     """For --gate: the highest estimated probability, 0 to 1, that a candidate may have."""
+    publish: RungName | None = None
+    """For --gate: the files that you will publish. W: the final weights; O: also the optimiser's state; W0: also the
+    initial weights; C: also checkpoints or updates. If omitted: all files that you give."""
     device: Device = "auto"
     """Device to compute on. auto: CUDA if available."""
     cluster: str | None = None
@@ -144,8 +148,9 @@ class AuditCommand:
         return nullcontext() if self.cluster is None else cluster(self.cluster)
 
     def _gate(self) -> auditing.Gate | None:
-        if not self.gate and (self.max_recovered, self.max_probability) != (None, None):
-            raise InvalidInputError("--max-recovered and --max-probability are limits of the gate; add --gate")
+        limits = (self.max_recovered, self.max_probability, self.publish)
+        if not self.gate and limits != (None, None, None):
+            raise InvalidInputError("--max-recovered, --max-probability and --publish are for the gate; add --gate")
         if self.max_recovered is not None and None in (self.data, self.held_out):
             raise InvalidInputError("--max-recovered counts training images; give --data and --held-out")
-        return check_options(auditing.Gate(self.max_recovered, self.max_probability)) if self.gate else None
+        return check_options(auditing.Gate(*limits)) if self.gate else None

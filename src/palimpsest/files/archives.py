@@ -54,7 +54,7 @@ def check(path: Path) -> None:
     """Refuse an archive that is not plain."""
     try:
         if not zipfile.is_zipfile(path):
-            raise _NotPlainError("is not an archive of torch.save")
+            raise _NotPlainError("is not an archive of torch.save, or is incomplete")
         with zipfile.ZipFile(path) as archive:
             members = archive.infolist()
             _check_members(archive, members, path)
