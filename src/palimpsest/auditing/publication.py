@@ -104,7 +104,7 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     """The answer for these attackers, the one that knows least first."""
     leaking = [rung.reading for rung in rungs if rung.reading is not None and rung.leaks]
     if leaking:
-        return Answer.DO_NOT_PUBLISH, *_exposed(leaking)
+        return Answer.DO_NOT_PUBLISH, *exposed(leaking)
     strongest = irreplaceable(rungs)
     unread = [rung for rung in strongest if rung.reading is None and not rung.failed]
     if unread:
@@ -126,7 +126,7 @@ def _answer(rungs: Sequence[Rung], doubts: Sequence[str]) -> tuple[Answer, str, 
     return Answer.NO_EVIDENCE, "", 0
 
 
-def _exposed(leaking: Sequence[Reading]) -> tuple[str, int]:
+def exposed(leaking: Sequence[Reading]) -> tuple[str, int]:
     """The images that these readings expose together, in words and in number."""
     if all(each.as_a_whole for each in leaking):
         return "the weights hold a trace of the training set as a whole", 0

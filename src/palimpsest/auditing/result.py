@@ -12,7 +12,7 @@ from palimpsest.auditing.agreement import ALIKE
 from palimpsest.auditing.ladder import NO_TIME, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.auditing.publication import Publication, decisive, irreplaceable, publications
+from palimpsest.auditing.publication import Publication, decisive, exposed, irreplaceable, publications
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence, Reason
 from palimpsest.scoring import Outcome, Score
@@ -144,7 +144,7 @@ class Audit(Reading):
             elif doubts:
                 verdict = _withheld(verdict, Reason.WRONG_FILES, f"nothing was read, but {doubts[0]}")
         if chosen.compared and verdict.outcome is Outcome.LEAKAGE:
-            every = publications(rungs)[-1].exposes or 0
+            every = exposed([each for each in read if each.verdict.outcome is Outcome.LEAKAGE])[1]
             if every > (chosen.exposes or 0):
                 verdict = replace(verdict, sentence=f"{verdict.sentence} All rungs together expose {every}.")
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
