@@ -120,25 +120,26 @@ class Executor:
             except Exception as error:  # a compiler and its files can fail in any way
                 self._step_down(error, tensors)
                 continue
-            if self._graph.captures > captures:  # this call took longer than its steps
-                self._captured(tensors)
-            elif self._may_compile:
-                self._time(tensors, len(plan), began, left)
+            captured = self._graph.captures > captures
+            if captured and "compiled" in self.mode:
+                kernels.remember(kernels.signature(self._problem, tensors))
+            if self._may_compile:
+                self._time(tensors, 0 if captured else len(plan), began, left)
             return found
         with torch.no_grad():
             tensors = copies(tensors)
             results = [self._programs[name](tensors, row) for name, row in zip(plan, schedule, strict=True)]
         return tensors, [result for result in results if result]
 
-    def _captured(self, tensors: Tensors) -> None:
-        if "compiled" in self.mode:
-            kernels.remember(kernels.signature(self._problem, tensors))
-
     def _time(self, tensors: Tensors, steps: int, began: float, left: int) -> None:
-        """Once enough steps of the graph are timed, compile if that saves time in those that are left."""
+        """Once enough steps of the graph are timed, compile if that saves time in those that are left.
+
+        No steps count in a call that captured. It is waited for as well, or the next one would seem to take its time.
+        """
         if (device := next(iter(tensors.values())).device).type == "cuda":
             torch.cuda.synchronize(device)
-        self._timed, self._seconds = self._timed + steps, self._seconds + time.perf_counter() - began
+        if steps:
+            self._timed, self._seconds = self._timed + steps, self._seconds + time.perf_counter() - began
         if self._timed >= TIMED:
             self._may_compile = False
             cost = kernels.cost(kernels.signature(self._problem, tensors))
@@ -148,9 +149,8 @@ class Executor:
     def _step_down(self, error: Exception, tensors: Tensors) -> None:
         """Choose the next simpler mode, or raise the error. One that is not the mode's fault comes again there."""
         compiled = "compiled" in self.mode
-        if out_of_memory(error) or not (
-            self._may_fall_back and (compiled or isinstance(error, UnsupportedNetworkError))
-        ):
+        of_the_mode = not out_of_memory(error) and (compiled or isinstance(error, UnsupportedNetworkError))
+        if not (self._may_fall_back and of_the_mode):
             raise error
         if compiled:
             kernels.forget(kernels.signature(self._problem, tensors))

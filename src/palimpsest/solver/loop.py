@@ -64,8 +64,10 @@ class Solver:
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        kind = (type(objective), objective.signed, self.prior, settings.optimiser, type(space))
-        self._steps = self.execution.executor(programs, objective.device, problem=repr(kind))
+        shapes = {name: tuple(t.shape) for name, t in self.objective.target.items()}
+        kind = (type(objective), objective.signed, objective.exact_forward, objective.sharpness, shapes)
+        problem = repr((*kind, type(space), self.prior, settings.sharpness, settings.optimiser))
+        self._steps = self.execution.executor(programs, objective.device, problem=problem)
 
     def init(self) -> State:
         """Fresh candidates, of all processes: pixels and multipliers are random, labels are balanced."""
