@@ -26,7 +26,7 @@ import torch
 import palimpsest as pal
 from palimpsest.bench import Effort, Shape, contenders, measure, ratios
 from palimpsest.bench.timing import device_name
-from palimpsest.execution import Execution
+from palimpsest.execution import Execution, Mode
 from palimpsest.files.versions import versions
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver.loop import Solver
@@ -162,9 +162,9 @@ def reconstruction() -> Rows:
     model = pal.networks.MLP(data.image_shape, WIDE).to(DEVICE)
     fit = pal.train(model, data.centred(data.train.images), data.train.labels, loss="squared")
 
-    def run(dtype: torch.dtype, tf32: bool) -> dict[str, Any]:
+    def run(dtype: torch.dtype, tf32: bool, mode: Mode = "auto") -> dict[str, Any]:
         objective = pal.NTK(fit.model, fit.initial, at=0.5).to(DEVICE, dtype)
-        priors, execution = (Box(), TotalVariation()), Execution(tf32=tf32)
+        priors, execution = (Box(), TotalVariation()), Execution(mode=mode, tf32=tf32)
         seconds, rec = timed(
             lambda: pal.reconstruct(
                 objective, image_shape=data.image_shape, candidates=200, steps=20_000, execution=execution,
@@ -177,6 +177,7 @@ def reconstruction() -> Rows:
 
     return {
         "TF32, first run on a machine": run(torch.float32, True),
+        "TF32, told to compile": run(torch.float32, True, "compiled-graph"),
         "TF32, kernels compiled before": run(torch.float32, True),
         "float32": run(torch.float32, False),
         "float64": run(torch.float64, False),

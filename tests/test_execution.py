@@ -226,20 +226,28 @@ def test_every_mode_trains_the_same(mode, options):
 
 def test_automatic_modes(monkeypatch):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    for steps_, there_is_a_compiler, mode in (
-        (4000, True, "graph"),
-        (10**9, True, "compiled-graph"),
-        (10**9, False, "graph"),
-    ):
-        monkeypatch.setattr(fusion, "available", lambda device: there_is_a_compiler)  # noqa: B023
-        assert Execution().resolved(cuda, steps_) == mode
-        assert Execution().resolved(cpu, steps_) == "eager"
+    monkeypatch.setattr(fusion, "available", lambda device: device == cuda)
+    assert Execution().resolved(cpu) == "eager"
+    assert Execution().resolved(cuda) == "graph"
+    assert [steps.automatic(device) for device in (cpu, cuda)] == ["eager", "compiled-graph"]
+    assert Execution(mode="compiled-graph").resolved(cuda) == "compiled-graph"
+    monkeypatch.setattr(fusion, "available", lambda device: False)
+    assert steps.automatic(cuda) == "graph"
     for device, mode in ((cpu, "graph"), (cuda, "compiled-graph")):
         with pytest.raises(InvalidInputError):
-            Execution(mode=mode).resolved(device, 10)
+            Execution(mode=mode).resolved(device)
     for wrong in ({"mode": "fast"}, {"memory": 0.0}, {"memory": float("nan")}):
         with pytest.raises(InvalidInputError):
             Execution(**wrong)
+
+
+@pytest.mark.parametrize("available", [True, False])
+@pytest.mark.parametrize("group", [None, "several processes"])
+def test_only_one_process_with_a_compiler_compiles_by_itself(available, group, monkeypatch):
+    monkeypatch.setattr(fusion, "available", lambda device: available)
+    cuda = torch.device("cuda")
+    assert Execution(processes=group).executor({}, cuda)._may_compile == (available and group is None)
+    assert not Execution(mode="graph").executor({}, cuda)._may_compile
 
 
 def test_a_graph_that_cannot_be_captured_is_refused_or_run_eagerly(monkeypatch, caplog):

@@ -1,6 +1,8 @@
 """Room is looked for before work begins, in memory and on disk, wherever a limit may come from."""
 
+import platform
 import shutil
+import subprocess
 import sys
 from collections import namedtuple
 from pathlib import Path
@@ -73,3 +75,22 @@ def test_jobs_that_cannot_fit_are_refused(tmp_path, monkeypatch):
         estimates.check_reconstruction(tmp_path, (784, 1000, 1), 10**6, tangents=2, variants=2)
     with pytest.raises(ResourceError, match="disk"):
         estimates.check_reconstruction(tmp_path, (784, 10, 1), 20_000, tangents=1, variants=2)
+
+
+REPEATED = """
+import resource, torch
+from palimpsest.execution.allocator import keep_freed_memory
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    blocks = [torch.zeros(1 << 19) for _ in range(20)]
+    del blocks
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(keep_freed_memory(), faults(), faults())
+"""
+
+
+def test_freed_memory_is_kept_and_used_again():
+    """40 MB at every step, which would otherwise come back page by page."""
+    kept, first, again = subprocess.run([sys.executable, "-c", REPEATED], capture_output=True, text=True).stdout.split()
+    assert kept == str(platform.libc_ver()[0] == "glibc")
+    assert kept == "False" or int(again) < int(first) / 10

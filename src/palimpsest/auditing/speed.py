@@ -7,7 +7,7 @@ from functools import partial
 from palimpsest.auditing.case import Case
 from palimpsest.auditing.controls import control_images
 from palimpsest.auditing.floor import ITERATIONS
-from palimpsest.auditing.plan import MARGIN, MOST_STEPS, RECORD_EVERY, Budget, Plan
+from palimpsest.auditing.plan import MARGIN, RECORD_EVERY, Budget, Plan
 from palimpsest.auditing.reading import posed
 from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
@@ -44,7 +44,7 @@ def _reconstruction_rate(
     problem: Objective, space: Subspace | None, image_shape: tuple[int, ...], candidates: int
 ) -> float:
     """Steps of a reconstruction per second."""
-    mode = Execution().resolved(problem.device, MOST_STEPS)  # that of the longest run in any plan
+    mode = Execution().resolved(problem.device)  # no plan has steps enough to compile for
     settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
     searched = Everywhere(image_shape) if space is None else space.shaped(image_shape).to(problem.device, problem.dtype)
     solver = Solver(problem, searched, settings, Execution(mode=mode))

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.execution import MODES, Execution, Mode
-from palimpsest.execution.fusion import available
+from palimpsest.execution import MODES, Execution, Mode, fusion
 from palimpsest.objectives import Objective
 from palimpsest.objectives.smoothing import Smoothed
 from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
@@ -21,7 +20,7 @@ from palimpsest.solver.loop import Solver
 from palimpsest.solver.settings import Settings
 
 β = 20.0
-ENDLESS = 10**9  # steps: enough for the automatic mode of long runs, and for a run without records
+ENDLESS = 10**9  # steps: a run without records
 Run = Callable[[int], None]
 """Runs this number of steps."""
 
@@ -65,7 +64,7 @@ class Shape:
 
 def contenders(shape: Shape, device: torch.device) -> dict[str, Callable[[], Run]]:
     """A function for each name that prepares the contender."""
-    cuda, fused = device.type == "cuda", available(device)
+    cuda, fused = device.type == "cuda", fusion.available(device)
     modes = [mode for mode in MODES if (cuda or "graph" not in mode) and (fused or "compiled" not in mode)]
     plain = [mode for mode in modes if "compiled" not in mode]
     return {
@@ -79,7 +78,7 @@ def contenders(shape: Shape, device: torch.device) -> dict[str, Callable[[], Run
 
 def automatic(device: torch.device) -> Mode:
     """The mode of a long run."""
-    return Execution().resolved(device, ENDLESS)
+    return "compiled-graph" if fusion.available(device) else Execution().resolved(device)
 
 
 def estimated_megabytes(shape: Shape) -> float:

@@ -25,6 +25,7 @@ from palimpsest.cli.report import Report
 from palimpsest.cli.shared import CommandFailedError
 from palimpsest.cli.train import Train
 from palimpsest.errors import DivergenceError, InvalidInputError, PalimpsestError, ProcessEndedError
+from palimpsest.execution.allocator import keep_freed_memory
 from palimpsest.execution.processes import launched, place
 from palimpsest.execution.resources import out_of_memory
 from palimpsest.runs import journal
@@ -57,6 +58,7 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
     if (sys.argv[1:] if arguments is None else [*arguments]) == ["--version"]:
         print(f"palimpsest {__version__}")
         return 0
+    keep_freed_memory()
     try:
         command: Any = tyro.cli(Command, prog="palimpsest", description=DESCRIPTION, args=arguments)
         if launched() > 1 and not isinstance(command, Reconstruct):

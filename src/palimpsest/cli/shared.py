@@ -10,6 +10,7 @@ import torch
 from tqdm import tqdm
 
 from palimpsest.errors import InvalidInputError, PalimpsestError
+from palimpsest.execution import kernels
 from palimpsest.execution.processes import launched, place
 from palimpsest.files.storage import parse_json
 
@@ -32,11 +33,12 @@ def resumable() -> Iterator[None]:
 
 
 def torch_device(choice: Device) -> torch.device:
-    """The device to compute on. Each process that torchrun started on a host gets a GPU."""
+    """The device to compute on, whose kernels are kept. Each process that torchrun started on a host gets a GPU."""
     if choice == "cuda" and not torch.cuda.is_available():
         raise InvalidInputError("there is no CUDA device; use --device cpu")
     if choice == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
+    kernels.keep_on_disk()
     if launched() == 1:
         return torch.device("cuda")
     if (number := place()[1]) >= torch.cuda.device_count():

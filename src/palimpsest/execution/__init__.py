@@ -1,8 +1,9 @@
-"""How a step runs: eagerly, or as a captured CUDA graph. The step is the same."""
+"""How a step runs: eagerly, as a captured CUDA graph, or as one of compiled kernels. The step is the same."""
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,14 +12,15 @@ from typing import TYPE_CHECKING, Literal
 import torch
 
 from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
-from palimpsest.execution import fusion
+from palimpsest.execution import fusion, kernels
 from palimpsest.execution.graph import Graph, Program, Tensors, copies
 from palimpsest.execution.precision import matrix_products
+from palimpsest.execution.resources import out_of_memory
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-WORTH_COMPILING = 20_000  # steps: compiling takes ten to thirty seconds and saves a third of each step
+TIMED = 100  # steps of a graph whose time tells whether compiling pays
 
 log = logging.getLogger("palimpsest")
 Mode = Literal["auto", "eager", "graph", "compiled-graph"]
@@ -33,8 +35,8 @@ class Execution:
 
     Args:
         mode: ``"eager"``, ``"graph"`` (a CUDA graph), ``"compiled-graph"`` (with fused elementwise work) or ``"auto"``.
-            Automatic means eager on a CPU and a graph on CUDA, compiled for long runs. If a graph fails, the run is
-            eager.
+            Automatic means eager on a CPU and a graph on CUDA, which is compiled on the way if that saves time in this
+            run. If compiling fails, the graph goes on; if a graph fails, the run is eager.
         memory: gigabytes for the intermediate results of a step. None is half of the free memory. Candidates that need
             more are processed in chunks, with the same result.
         tf32: let matrix products on CUDA round float32 factors to 10 bits of mantissa. float64 is never rounded.
@@ -58,21 +60,22 @@ class Execution:
         if self.memory is not None and not self.memory > 0:
             raise InvalidInputError(f"memory is {self.memory}; give a positive number of gigabytes, or leave it out")
 
-    def resolved(self, device: torch.device, steps: int) -> Mode:
-        """The mode, with "auto" decided for a device and a number of steps."""
+    def resolved(self, device: torch.device) -> Mode:
+        """The mode in which a run begins on this device."""
         if "graph" in self.mode and device.type != "cuda":
             raise InvalidInputError(f"there are no CUDA graphs on {device}; choose eager")
         if "compiled" in self.mode and not fusion.available(device):
             raise InvalidInputError(f"torch cannot compile for {device} here; choose eager or graph")
         if self.mode != "auto":
             return self.mode
-        if device.type != "cuda":
-            return "eager"
-        return "compiled-graph" if steps >= WORTH_COMPILING and fusion.available(device) else "graph"
+        return "graph" if device.type == "cuda" else "eager"
 
-    def executor(self, programs: Mapping[str, Program], device: torch.device, *, steps: int) -> Executor:
-        """An executor of these programs for a run of about this many steps."""
-        return Executor(programs, self.resolved(device, steps), may_fall_back=self.mode == "auto")
+    def executor(self, programs: Mapping[str, Program], device: torch.device, *, problem: str = "") -> Executor:
+        """An executor of these programs. ``problem`` says what their kernels depend on, besides shapes."""
+        mode, automatic = self.resolved(device), self.mode == "auto"
+        # Several processes would have to agree on when to compile, so they do not.
+        undecided = automatic and mode == "graph" and self.processes is None and fusion.available(device)
+        return Executor(programs, mode, may_fall_back=automatic, may_compile=undecided, problem=problem)
 
     def matrix_precision(self, device: torch.device) -> AbstractContextManager[None]:
         """Within it, matrix products use TF32 or not."""
@@ -80,31 +83,84 @@ class Execution:
 
 
 class Executor:
-    """Runs programs, many times in a row, in the chosen mode; eagerly if a graph fails and it may fall back."""
+    """Runs programs, many times in a row, in the chosen mode.
 
-    def __init__(self, programs: Mapping[str, Program], mode: Mode, *, may_fall_back: bool) -> None:
-        self.mode, self._programs, self._may_fall_back = mode, programs, may_fall_back
+    If it may compile, it times the first steps of the graph and compiles if that saves time. If it may fall back, it
+    continues in a simpler mode when one fails.
+    """
+
+    def __init__(
+        self,
+        programs: Mapping[str, Program],
+        mode: Mode,
+        *,
+        may_fall_back: bool,
+        may_compile: bool = False,
+        problem: str = "",
+    ) -> None:
+        self.mode, self._programs, self._problem = mode, programs, problem
+        self._may_fall_back, self._may_compile = may_fall_back, may_compile
         self._graph = Graph(programs) if "graph" in mode else None
+        self._timed, self._seconds = 0, 0.0
 
     def run(
-        self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None
+        self, tensors: Tensors, plan: Sequence[str], schedule: torch.Tensor | None = None, *, left: int = 0
     ) -> tuple[Tensors, list[Tensors]]:
-        """New tensors after the programs named in ``plan``, each with its row of the schedule, and their results."""
+        """New tensors after the programs named in ``plan``, each with its row of the schedule, and their results.
+
+        About ``left`` steps of the run will follow.
+        """
         first = next(iter(tensors.values()))
         schedule = torch.zeros(len(plan), 1, device=first.device) if schedule is None else schedule
-        with torch.no_grad(), fusion.fused("compiled" in self.mode):
+        while self._graph is not None:
+            began, captures = time.perf_counter(), self._graph.captures
             try:
-                if self._graph is not None:
-                    return self._graph.run(tensors, plan, schedule)
-            except UnsupportedNetworkError as error:
-                if not self._may_fall_back:
-                    raise
-                log.warning("%s (%s); continuing in the slower mode eager", error, _first_line(error.__cause__))
-                self.mode, self._graph = "eager", None
+                with torch.no_grad(), fusion.fused("compiled" in self.mode):
+                    found = self._graph.run(tensors, plan, schedule)
+            except Exception as error:  # a compiler and its files can fail in any way
+                self._step_down(error, tensors)
+                continue
+            captured = self._graph.captures > captures
+            if captured and "compiled" in self.mode:
+                kernels.remember(kernels.signature(self._problem, tensors))
+            if self._may_compile:
+                self._time(tensors, 0 if captured else len(plan), began, left)
+            return found
         with torch.no_grad():
             tensors = copies(tensors)
             results = [self._programs[name](tensors, row) for name, row in zip(plan, schedule, strict=True)]
         return tensors, [result for result in results if result]
+
+    def _time(self, tensors: Tensors, steps: int, began: float, left: int) -> None:
+        """Once enough steps of the graph are timed, compile if that saves time in those that are left.
+
+        No steps count in a call that captured. It is waited for as well, or the next one would seem to take its time.
+        """
+        if (device := next(iter(tensors.values())).device).type == "cuda":
+            torch.cuda.synchronize(device)
+        if steps:
+            self._timed, self._seconds = self._timed + steps, self._seconds + time.perf_counter() - began
+        if self._timed >= TIMED:
+            self._may_compile = False
+            cost = kernels.cost(kernels.signature(self._problem, tensors))
+            if kernels.pays(left, self._seconds / self._timed, cost):
+                self.mode, self._graph = "compiled-graph", Graph(self._programs)
+
+    def _step_down(self, error: Exception, tensors: Tensors) -> None:
+        """Choose the next simpler mode, or raise the error. One that is not the mode's fault comes again there."""
+        compiled = "compiled" in self.mode
+        of_the_mode = not out_of_memory(error) and (compiled or isinstance(error, UnsupportedNetworkError))
+        if not (self._may_fall_back and of_the_mode):
+            raise error
+        if compiled:
+            kernels.forget(kernels.signature(self._problem, tensors))
+        self.mode, self._graph = ("graph", Graph(self._programs)) if compiled else ("eager", None)
+        why = f"torch could not compile ({_first_line(error)})" if compiled else _with_cause(error)
+        log.warning("%s; continuing in the slower mode %s", why, self.mode)
+
+
+def _with_cause(error: BaseException) -> str:
+    return f"{error} ({_first_line(error.__cause__)})"
 
 
 def _first_line(error: BaseException | None) -> str:

@@ -27,6 +27,7 @@ class Graph:
 
     def __init__(self, programs: Mapping[str, Program]) -> None:
         self._programs = programs
+        self.captures = 0  # how many times all programs were captured
         self._buffers: Tensors = {}
         self._graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self._results: dict[str, Tensors] = {}
@@ -69,6 +70,7 @@ class Graph:
                 except (RuntimeError, UnsupportedNetworkError) as error:
                     raise UnsupportedNetworkError("", CAPTURE) from error
         self._graphs = graphs
+        self.captures += 1
 
     def _once(self, name: str) -> Tensors:
         row = self._schedule.index_select(0, self._next)[0]

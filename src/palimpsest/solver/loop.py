@@ -64,7 +64,10 @@ class Solver:
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        self._steps = self.execution.executor(programs, objective.device, steps=settings.steps)
+        shapes = {name: tuple(t.shape) for name, t in self.objective.target.items()}
+        kind = (type(objective), objective.signed, objective.exact_forward, objective.sharpness, shapes)
+        problem = repr((*kind, type(space), self.prior, settings.sharpness, settings.optimiser))
+        self._steps = self.execution.executor(programs, objective.device, problem=problem)
 
     def init(self) -> State:
         """Fresh candidates, of all processes: pixels and multipliers are random, labels are balanced."""
@@ -169,7 +172,8 @@ class Solver:
         plan = ["watched step" if state.step % self.record_every == 0 else "step"] + ["step"] * (steps - 1)
         # A graph is captured again when shapes change; by the shape of all ids, every process does so at once.
         given = state.tensors() | {"multiplier_unit": self.unit(state), "ids": state.ids}
-        tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x))
+        left = self.settings.steps - end
+        tensors, seen = self.prepare(state).run(given, plan, rows.to(state.x), left=left)
         history = (*state.history, *(self._record(state, watched) for watched in seen))
         x, λ, moments = tensors["x"], tensors["multipliers"], moments_of(tensors)
         return replace(state, x=x, multipliers=λ, moments=moments, step=end, history=history)

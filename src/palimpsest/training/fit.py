@@ -126,7 +126,8 @@ def train(
     descent = Descent(problem, steps, learning_rate, momentum, tolerance)
     how = execution or Execution(tf32=False)  # margins of hundreds need more than TF32's three digits
     likely = steps // 10  # most trainings converge long before their limit
-    executor = how.executor(descent.programs, problem.images.device, steps=likely)
+    kind = (loss, learning_rate is None, weight_decay, steps)
+    executor = how.executor(descent.programs, problem.images.device, problem=repr(kind))
     history: list[Record] = []
 
     def record(entry: Tensors) -> None:
@@ -137,7 +138,7 @@ def train(
     with how.matrix_precision(problem.images.device):
         tensors, stopped, step = descent.start(), False, 0
         while not stopped:
-            tensors, seen = executor.run(tensors, descent.plan(step, record_every))
+            tensors, seen = executor.run(tensors, descent.plan(step, record_every), left=likely - step)
             status = [tensors[name].long() for name in ("step", "diverged", "stopped")]
             step, diverged, stopped = torch.stack(status).tolist()
             if diverged >= 0:
