@@ -171,7 +171,7 @@ def measured(network: str, n: int, seed: int, *, small: bool = False) -> list[di
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    columns = ["network", "images", "read from", "floor", "loss of the reading", "SSIM", "held-out",
+    columns = ["network", "images", "read from", "floor", "loss", "SSIM", "held-out", "loss from the images",
                "SSIM from the images", "median direction", "alike in all patches"]  # fmt: skip
     groups = defaultdict(list)
     for row in rows:
@@ -188,8 +188,9 @@ def table(rows: list[dict[str, Any]]) -> str:
                 if group:
                     shown.append([
                         network, n, read_from, f"{mean(group, 'floor'):.1%}", f"{mean(group, 'loss'):.2%}",
-                        *(f"{mean(group, name):.2f}" for name in ("ssim", "held-out ssim", "ssim from the images")),
-                        f"{mean(group, 'median change'):.4%}", f"{mean(group, 'in mean patch'):.0%}",
+                        *(f"{mean(group, name):.2f}" for name in ("ssim", "held-out ssim")),
+                        f"{mean(group, 'loss from the images'):.2%}", f"{mean(group, 'ssim from the images'):.2f}",
+                        f"{mean(group, 'median change'):.3%}", f"{mean(group, 'in mean patch'):.0%}",
                     ])  # fmt: skip
     return tables.markdown(columns, shown)
 
