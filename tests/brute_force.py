@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import palimpsest as pal
 from palimpsest.objectives import Objective
@@ -16,7 +17,7 @@ def scalars(objective: Objective, x: Tensor, label: Tensor | None) -> list[tuple
     found = []
     for tangent in objective.tangents:
         θ = {name: tangent[name].clone().requires_grad_() for name in objective.target}
-        with Smoothed(objective.sharpness):
+        with Smoothed(objective.sharpness), sdpa_kernel(SDPBackend.MATH):  # others cannot be differentiated twice
             outputs = functional_call(objective._network.module, tangent | θ, (x,)).flatten(1)
         φ = objective.scalar(outputs, None if label is None else label.expand(len(x)))
         found.append((θ, φ.reshape(len(x), -1)))

@@ -46,6 +46,26 @@ class Ensemble(nn.Module):
         return sum(each) if self.adds else torch.cat(each, 1)
 
 
+class SmallViT(nn.Module):
+    """Four patches and a class token, one block of attention with two heads, layer norms, GELU."""
+
+    def __init__(self, outputs: int) -> None:
+        super().__init__()
+        self.patch = nn.Conv2d(1, 4, 2, 2)
+        self.cls, self.position = nn.Parameter(torch.randn(1, 1, 4)), nn.Parameter(torch.randn(1, 5, 4))
+        self.norm1, self.norm2, self.norm = nn.LayerNorm(4), nn.LayerNorm(4), nn.LayerNorm(4)
+        self.qkv, self.proj, self.up, self.down = (nn.Linear(*sizes) for sizes in ((4, 12), (4, 4), (4, 5), (5, 4)))
+        self.head = nn.Linear(4, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        tokens = self.patch(x).flatten(2).transpose(1, 2)
+        h = torch.cat([self.cls.expand(len(x), -1, -1), tokens], 1) + self.position
+        q, k, v = self.qkv(self.norm1(h)).unflatten(-1, (3, 2, -1)).permute(2, 0, 3, 1, 4)
+        h = h + self.proj(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        h = h + self.down(F.gelu(self.up(self.norm2(h))))
+        return self.head(self.norm(h)[:, 0])
+
+
 @dataclass(frozen=True)
 class Network:
     name: str
@@ -62,6 +82,7 @@ NETWORKS = [
     Network("ensemble", Ensemble, (5,)),
     Network("cubic", lambda o: pal.networks.PolynomialNetwork(5, 6, activation=3, bias=True), (5,), 1),
     Network("polynomial", lambda o: pal.networks.PolynomialNetwork(5, 6, activation=(0.2, 1, -0.5, 0.3)), (5,), 1),
+    Network("vit", SmallViT, (1, 4, 4)),
 ]
 
 

@@ -9,7 +9,7 @@ import torch
 
 import brute_force
 import palimpsest as pal
-from cases import NETWORKS, Case, make_case
+from cases import NETWORKS, Case, SmallViT, make_case
 from palimpsest.auditing.reading import candidates
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives import binding, dense, smoothing
@@ -41,7 +41,9 @@ def test_gradients_equal_brute_force(case: Case):
 def test_differentiating_forwards_gives_the_same_gradients(case: Case):
     objective = case.objective.by_autograd()
     bound = objective.bind(*case.arguments)
-    assert objective.differentiates_forwards(case.x[:1])
+    if not objective.differentiates_forwards(case.x[:1]):
+        assert isinstance(objective._network.module, SmallViT)  # torch differentiates attention only backwards
+        return
     objective._bound = dataclasses.replace(bound, forwards=True)
     with torch.no_grad():  # as executors do
         _, *halves = objective.error_and_half_gradients(bound, *case.arguments)

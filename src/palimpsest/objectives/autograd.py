@@ -26,7 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from palimpsest.errors import NoGradientError, UnsupportedNetworkError
 from palimpsest.execution.precision import matrix_products
-from palimpsest.objectives import dense, smoothing
+from palimpsest.objectives import dense, normalising, smoothing
 
 IGNORED = "no parameter receives a gradient from the outputs; check that the network uses its weights"
 # The fused kernels of attention cannot be differentiated twice; the plain one can.
@@ -51,7 +51,7 @@ class Network:
         """Outputs (k, C)."""
         rectifier = smoothing.exact_forward if self.exact_forward else smoothing.softplus
         smoothed = nullcontext() if β is None else smoothing.Smoothed(β, rectifier)
-        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), smoothed:
+        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), normalising.WrittenOut(), smoothed:
             outputs = functional_call(self.module, θ, (images,))
         return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
 

@@ -1,0 +1,70 @@
+"""Layer and instance normalisation with right derivatives of every order.
+
+torch saves the mean and the deviation of its fused normalisation, and takes them as constants in third derivatives and
+in derivatives of a forward derivative. Splitting matrices, Hessians, and gradients by forward differentiation would be
+wrong. Here both are written out,
+
+    y = (x − mean x) / √(mean (x − mean x)² + ε) · w + b,
+
+so torch differentiates each operation. Batch normalisation with fixed statistics is linear and needs no such care;
+group normalisation is right in torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+
+
+def _standardised(x: Tensor, axes: tuple[int, ...], ε: float) -> Tensor:
+    d = x - x.mean(axes, keepdim=True)
+    return d * (d.square().mean(axes, keepdim=True) + ε).rsqrt()
+
+
+def _affine(y: Tensor, w: Tensor | None, b: Tensor | None) -> Tensor:
+    y = y if w is None else y * w
+    return y if b is None else y + b
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    """As `torch.nn.functional.layer_norm`."""
+    return _affine(_standardised(input, tuple(range(-len(normalized_shape), 0)), eps), weight, bias)
+
+
+def instance_norm(
+    input: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.instance_norm`."""
+    if not use_input_stats:  # fixed statistics: linear
+        return F.instance_norm(input, running_mean, running_var, weight, bias, use_input_stats, momentum, eps)
+    over = tuple(range(2, input.ndim))
+    w, b = (None if t is None else t.view(-1, *[1] * len(over)) for t in (weight, bias))
+    return _affine(_standardised(input, over, eps), w, b)
+
+
+_WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {"layer_norm": layer_norm, "instance_norm": instance_norm}
+
+
+class WrittenOut(TorchFunctionMode):
+    """While active, torch computes these normalisations by operations that it differentiates rightly."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        return _WRITTEN_OUT.get(getattr(func, "__name__", ""), func)(*args, **(kwargs or {}))
