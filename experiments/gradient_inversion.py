@@ -154,8 +154,15 @@ def searched(objective: pal.Gradient, batch: int, steps: int, seed: int) -> Tens
     ).images  # fmt: skip
 
 
-def as_published(model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: int, seed: int) -> Tensor:
-    """Inverting Gradients (Geiping et al. 2020): cosine distance, signs of the gradient, total variation, a box."""
+def as_published(
+    model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: int, seed: int, *, smoothness: float = 0.2
+) -> Tensor:
+    """Inverting Gradients (Geiping et al. 2020): cosine distance, signs of the gradient, total variation, a box.
+
+    Its default smoothness is for other networks. Here cosine distances are below 0.01. Among 1e-3, 1e-4 and 1e-5, the
+    weight 1e-4 was best on the tuning seed: 18.1, 18.7 and 17.5 dB after 150 steps. Breaching's notebook Beyond
+    Inferring has it too.
+    """
     device = next(iter(g.values())).device
     mean, std, y = MEAN.to(device), STD.to(device), labels_from_bias(list(g.values())[-1], batch).to(device)
     z = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_()
@@ -169,7 +176,7 @@ def as_published(model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: i
             [t.flatten() for t in torch.autograd.grad(error, list(model.parameters()), create_graph=True)]
         )
         variation = z.diff(dim=-1).abs().mean() + z.diff(dim=-2).abs().mean()
-        loss = 1 - F.cosine_similarity(found, wanted, dim=0) + 0.2 * variation
+        loss = 1 - F.cosine_similarity(found, wanted, dim=0) + smoothness * variation
         (slope,) = torch.autograd.grad(loss, z)
         z.grad = slope.sign()
         rule.step()
@@ -187,6 +194,7 @@ ATTACKS: dict[str, tuple[str, Attack, int]] = {
     "auto": ("the same, but fixed automatic weights", partial(by_labels, weights="auto"), STEPS),
     "equal": ("the same, but equal weights", partial(by_labels, weights=None), STEPS),
     "published": ("Inverting Gradients, labels from the last bias", as_published, PUBLISHED_STEPS),
+    "tuned": ("the same, total variation tuned", partial(as_published, smoothness=1e-4), PUBLISHED_STEPS),
 }
 
 
