@@ -190,11 +190,11 @@ def as_published(
 
 ATTACKS: dict[str, tuple[str, Attack, int]] = {
     "multipliers": ("pal.Gradient, a multiplier per image and output", by_multipliers, STEPS),
-    "labels": ("the same, labels from the last bias", by_labels, STEPS),
-    "auto": ("the same, but fixed automatic weights", partial(by_labels, weights="auto"), STEPS),
-    "equal": ("the same, but equal weights", partial(by_labels, weights=None), STEPS),
-    "published": ("Inverting Gradients, labels from the last bias", as_published, PUBLISHED_STEPS),
-    "tuned": ("the same, total variation tuned", partial(as_published, smoothness=1e-4), PUBLISHED_STEPS),
+    "labels": ("pal.Gradient, labels from the last bias", by_labels, STEPS),
+    "auto": ("pal.Gradient, labels, fixed automatic weights", partial(by_labels, weights="auto"), STEPS),
+    "equal": ("pal.Gradient, labels, equal weights", partial(by_labels, weights=None), STEPS),
+    "published": ("Inverting Gradients, its default total variation", as_published, PUBLISHED_STEPS),
+    "tuned": ("Inverting Gradients, weak total variation", partial(as_published, smoothness=1e-4), PUBLISHED_STEPS),
 }
 
 
