@@ -160,7 +160,8 @@ def as_published(
     """Inverting Gradients (Geiping et al. 2020): cosine distance, signs of the gradient, total variation, a box.
 
     Its default smoothness is for other networks. Here cosine distances are below 0.01. A prototype with a cosine
-    schedule chose 1e-4 among 1e-3, 1e-4 and 1e-5 on the tuning seed. Breaching's notebook Beyond Inferring has this weight too.
+    schedule chose 1e-4 among 1e-3, 1e-4 and 1e-5 on the tuning seed. Breaching's notebook
+    Beyond Inferring has this weight too.
     """
     device = next(iter(g.values())).device
     mean, std, y = MEAN.to(device), STD.to(device), labels_from_bias(list(g.values())[-1], batch).to(device)
