@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import palimpsest as pal
 from palimpsest.objectives import Objective
 from palimpsest.objectives.smoothing import Smoothed
+from palimpsest.objectives.weighting import Likelihood
 
 
 def scalars(objective: Objective, x: Tensor, label: Tensor | None) -> list[tuple[dict[str, Tensor], Tensor]]:
@@ -66,8 +67,29 @@ def residual(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tenso
 
 
 def loss(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
-    rs = zip(shares(objective), residuals(objective, x, multipliers, labels), strict=True)
-    return sum(share * objective.weights[name] * r[name].square().sum() for share, r in rs for name in r)
+    return norm_squared(objective, residuals(objective, x, multipliers, labels))
+
+
+def norm_squared(objective: Objective, rs: list[dict[str, Tensor]]) -> Tensor:
+    """Σ_j share_j Σ_p w_p ‖r_jp‖², or the geometric mean over the parameters."""
+    if isinstance(objective.weights, Likelihood):
+        return geometric_mean(rs[0], objective.weights.rounding)
+    pairs = zip(shares(objective), rs, strict=True)
+    return sum(share * objective.weights[name] * r[name].square().sum() for share, r in pairs for name in r)
+
+
+def geometric_mean(r: dict[str, Tensor], ε: float) -> Tensor:
+    """n Π_p (‖r_p‖² / n_p + ε)^(n_p/n)."""
+    n = sum(t.numel() for t in r.values())
+    return n * torch.stack([(t.square().mean() + ε) ** (t.numel() / n) for t in r.values()]).prod()
+
+
+def weights(objective: Objective, rs: list[dict[str, Tensor]]) -> dict[str, Tensor] | dict[str, float]:
+    """w_p, such that w_p r_p = ½ ∂L/∂r_p."""
+    if not isinstance(objective.weights, Likelihood):
+        return objective.weights
+    n, ε = sum(t.numel() for t in rs[0].values()), objective.weights.rounding
+    return {name: geometric_mean(rs[0], ε) / (n * (r.square().mean() + ε)) for name, r in rs[0].items()}
 
 
 def gradients(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -78,7 +100,7 @@ def gradients(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tens
 def pull_gradients(objective, x: Tensor, multipliers_i: Tensor, label: Tensor | None, rs: list) -> Tensor:
     """∇_x Σ_s λ_s ⟨w∘r, f_s(x)⟩ for fixed residuals, at each of these images with the multipliers of one candidate."""
     x = x.clone().requires_grad_()
-    points, w, pull = scalars(objective, x, label), objective.weights, 0.0
+    points, w, pull = scalars(objective, x, label), weights(objective, rs), 0.0
     for s, ((θ, φ), λ) in enumerate(zip(points, multipliers_i.reshape(len(points), -1), strict=True)):
         j, f = s * len(rs) // len(points), gradient((φ @ λ).sum(), θ)
         pull += shares(objective)[j] * sum((w[name] * r * f[name]).sum() for name, r in rs[j].items())

@@ -122,6 +122,10 @@ OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to m
         3,
         lambda model, initial: pal.Gradient(model, some_gradient(model), sharpness=4.0, weights="auto"),
     ),
+    "gradient-likelihood": (
+        1,
+        lambda model, initial: pal.Gradient(model, some_gradient(model), sharpness=4.0, weights="likelihood"),
+    ),
 }
 
 

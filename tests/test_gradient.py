@@ -8,6 +8,7 @@ import torch
 import brute_force
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
+from palimpsest.objectives.spaces import Subspace
 
 
 def problem(outputs=1, seed=0):
@@ -188,3 +189,20 @@ def test_tied_weights_may_have_checkpoints():
             p.add_(torch.randn_like(p))
     objective = pal.Path(model, [start, model.state_dict()])
     assert float(objective.loss(torch.randn(2, 4), torch.zeros(2, 1))) == pytest.approx(1.0)
+
+
+def test_the_likelihood_does_not_change_within_a_subspace():
+    """The smaller network has fewer inputs, but its residuals have the same mean squares."""
+    model, x, y = problem()
+    objective = pal.Gradient(model, gradient_of(model, x, y), weights="likelihood", sharpness=4.0)
+    space = Subspace(torch.zeros(1, 3, 3).double(), torch.randn(3, 1, 3, 3).double())
+    c, λ = torch.randn(2, 3).double(), torch.randn(2).double()
+    inside = objective.within(space)
+    assert torch.allclose(inside.loss(c, λ), objective.loss(space.images(c), λ), rtol=1e-9)
+
+
+def test_the_likelihood_is_for_one_target():
+    model = problem()[0]
+    states = [problem(seed=seed)[0].state_dict() for seed in (1, 2)] + [model.state_dict()]
+    with pytest.raises(InvalidInputError):
+        pal.Path(model, states, weights="likelihood")

@@ -144,12 +144,10 @@ def test_contributions_equal_brute_force(case):
         label = None if case.labels is None else case.labels[i]
         features = brute_force.per_sample_gradients(case.objective, x_i, label)
         slots = list(zip(case.multipliers[i].flatten(), features, strict=True))
-        w = case.objective.weights
-        shares = brute_force.shares(case.objective)
-        n = len(slots) // len(shares)
-        groups = [(s, slots[j * n : (j + 1) * n]) for j, s in enumerate(shares)]
-        terms = [s * w[p] * sum(λ * f[p] for λ, f in group).square().sum() for s, group in groups for p in w]
-        expected.append(sum(terms).sqrt())
+        n = len(slots) // len(brute_force.shares(case.objective))
+        groups = [slots[j : j + n] for j in range(0, len(slots), n)]
+        parts = [{name: sum(λ * f[name] for λ, f in group) for name in case.objective.target} for group in groups]
+        expected.append(brute_force.norm_squared(case.objective, parts).sqrt())
     assert close(contributions(case.objective, *case.arguments), torch.stack(expected))
 
 

@@ -48,6 +48,18 @@ def test_every_attack_on_a_gradient_runs_and_is_resumed(tmp_path, capsys):
     assert capsys.readouterr().out.count("PSNR") == len(gradient_inversion.ATTACKS) == len(list(tmp_path.iterdir()))
 
 
+def test_choices_made_at_an_image_give_its_own_gradient(tmp_path):
+    options = ["--small", "--landscape", "--width", "2", "--results", str(tmp_path)]
+    assert gradient_inversion.main(options) == 0
+    found = json.loads((tmp_path / "landscape.json").read_text())
+    own, fixed = found["rows"][0], found["rows"][len(gradient_inversion.NOISE)]
+    assert own["noise"] == fixed["noise"]
+    assert max(fixed["errors"]) < 1e-3 < max(own["errors"])  # a small change of the image, with and without jumps
+    torch.manual_seed(0)
+    model, x = gradient_inversion.network(2).eval(), torch.rand(2, 3, 32, 32)
+    torch.testing.assert_close(gradient_inversion.outputs(model, x)[0], model(x))
+
+
 def test_the_last_bias_shows_the_labels():
     torch.manual_seed(0)
     model, y = gradient_inversion.network(4).eval(), torch.tensor([3, 3, 7, 1])

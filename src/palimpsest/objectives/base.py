@@ -60,7 +60,8 @@ class Objective(ABC):
             a list of targets, a list of as many of these. A point may also hold buffers, which the network uses there.
         sharpness: β of the softplus that replaces every ReLU. None keeps the ReLUs.
         weights: the weight w_p of each parameter in the loss, by name. Parameters that are not named count 1.
-            ``"auto"`` lowers the weight of parameters that training images explain badly.
+            ``"auto"`` lowers the weight of parameters that training images explain badly. ``"likelihood"`` does so at
+            every step, by the present residual; it is for one target. See `palimpsest.objectives.weighting`.
         initial: the initial weights, a state dict, if known. Only ``weights="auto"`` uses them.
 
     Examples:
@@ -107,9 +108,16 @@ class Objective(ABC):
         self._space: Parametrisation | None = None
         self._may_be_dense = True
         self._bound: Bound | None = None  # dropped by every copy, see `_changed`
-        energy = {name: float(self.segments.square(t.double())) for name, t in self.target.items()}
-        self.weights = weighting.resolve(weights, energy, self.unexplained)
+        self.weights = self._resolved(weights)
         self._network = Network(copy.deepcopy(model).eval().requires_grad_(False))
+
+    def _resolved(self, weights: weighting.Weights) -> dict[str, float] | weighting.Likelihood:
+        if weights == "likelihood":
+            if self.segments.lengths is not None:
+                raise InvalidInputError("weights='likelihood' is for one target; give 'auto' or numbers by name")
+            return weighting.Likelihood.of(self.target)
+        energy = {name: float(self.segments.square(t.double())) for name, t in self.target.items()}
+        return weighting.resolve(weights, energy, self.unexplained)
 
     @abstractmethod
     def scalar(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -199,7 +207,7 @@ class Objective(ABC):
         def product(direction: Tensor) -> Tensor:
             parts = list(zip(chunks, self._processes.mine(direction).split(len(chunks[0][0])), strict=True))
             Jv = _total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts)
-            Jv = self._weigh(self._processes.total(Jv))
+            Jv = self._weigh_change(r, self._processes.total(Jv))
             rows = [
                 self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
                 for chunk, part in parts
@@ -213,9 +221,17 @@ class Objective(ABC):
         """Σ_p w_p ‖T_p‖²: the loss without candidates. Reported losses are relative to it."""
         return self.norm_squared(self.target)
 
+    @property
+    def convex(self) -> bool:
+        """Whether L is convex in r, so that min_i λ_min(S(x_i)) bounds λ_min(∇²_x L) from below."""
+        return not isinstance(self.weights, weighting.Likelihood)
+
     def norm_squared(self, r: Parameters) -> Tensor:
         """Σ_p w_p ‖r_p‖², or the mean over several targets of this relative to each ‖T_j‖²."""
-        return autograd.total([self.weights[name] * self.segments.square(t) for name, t in r.items()])
+        squares = self._squares(r)
+        if isinstance(self.weights, weighting.Likelihood):
+            return self.weights.value(squares)
+        return autograd.total([self.weights[name] * square for name, square in squares.items()])
 
     # --- the pieces ------------------------------------------------------------------------------
 
@@ -286,8 +302,21 @@ class Objective(ABC):
         """v − T in the memory of v, which saves a pass over memory."""
         return {name: v[name].sub_(t) for name, t in self.target.items()}
 
+    def _squares(self, r: Parameters) -> Parameters:
+        return {name: self.segments.square(t) for name, t in r.items()}
+
     def _weigh(self, r: Parameters) -> Parameters:
+        """w∘r = ½ ∂L/∂r."""
+        if isinstance(self.weights, weighting.Likelihood):
+            w = self.weights.weights(self._squares(r))
+            return {name: w[name] * t for name, t in r.items()}
         return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
+
+    def _weigh_change(self, r: Parameters, change: Parameters) -> Parameters:
+        """The derivative of r ↦ w∘r along a change of r. Fixed weights make this map linear."""
+        if isinstance(self.weights, weighting.Likelihood):
+            return torch.func.jvp(self._weigh, (r,), (change,))[1]
+        return self._weigh(change)
 
     # --- candidates: their space, outputs, multipliers and chunks -----------------------------------
 

@@ -19,12 +19,14 @@ stays the same. Several targets share the inputs, so they share A, whose T_1 the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.objectives.dense import Layer, aligned
 from palimpsest.objectives.spaces import Subspace
+from palimpsest.objectives.weighting import Likelihood
 
 Parameters = dict[str, Tensor]
 ROUNDING = 1e-6  # of the offset: a smaller part of it beyond the subspace is rounding
@@ -36,10 +38,10 @@ def reduce(
     space: Subspace,
     target: Parameters,
     tangents: Sequence[Parameters],
-    weights: Mapping[str, float],
+    weights: dict[str, float] | Likelihood,
     whitening: float,
     shares: Sequence[float],
-) -> tuple[nn.Module, Subspace, Parameters, list[Parameters], dict[str, float]]:
+) -> tuple[nn.Module, Subspace, Parameters, list[Parameters], dict[str, float] | Likelihood]:
     """The network with inputs u, the space of its candidates, and its target, tangents and weights."""
     first, like = layers[0].weight, target[layers[0].weight]
     x̄, Q = space.offset.flatten().double(), space.basis.flatten(1).double()
@@ -59,6 +61,9 @@ def reduce(
     x̄_u, Q_u = (aligned(rows @ P @ A.T, torch.zeros_like(rows[:, :1])) for rows in (x̄[None], Q))
     network, subspace = _stack(layers, points[0]), Subspace(x̄_u[0], Q_u).to(like.device, like.dtype)
     reduced_target = renamed(target, P @ A.T, outside.norm(dim=-1, keepdim=True))
+    if isinstance(weights, Likelihood):  # still one number for each pixel: the residual is the same
+        counts = {own[name]: count for name, count in weights.counts.items()}
+        return network, subspace, reduced_target, points, replace(weights, counts=counts)
     return network, subspace, reduced_target, points, {own[name]: w for name, w in weights.items()}
 
 

@@ -8,11 +8,15 @@ part of T_p that no training image explains. This part differs between methods:
 - NTK: the error of linearising the network, which `linearisation_error` estimates from how far it moved.
 
 Weights are scaled so that Σ_p w_p ‖T_p‖² = ‖T‖².
+
+`Likelihood` estimates v_p from the residual itself, at every point. It does not need to know why images do not explain
+a parameter, nor how well they will.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -22,7 +26,47 @@ from torch import Tensor
 from palimpsest.errors import InvalidInputError
 
 SMALLEST = 1e-6  # of the largest v_p: no equation counts more than a million times another
-Weights = Mapping[str, float] | Literal["auto"] | None
+ROUNDING = 1e-12  # of the mean square of T: residuals below it are rounding
+Weights = Mapping[str, float] | Literal["auto", "likelihood"] | None
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """The weighted geometric mean of the parameters' mean squared residuals,
+
+        L = n Π_p v_p^(n_p/n),   v_p = ‖r_p‖² / n_p,   n = Σ_p n_p numbers in all.
+
+    Let the residuals of p be Gaussian with a variance that is not known. The likelihood is highest at the variance v_p,
+    and its logarithm is then −½ n log L up to a constant. Moreover ½ ∂L/∂r_p = w_p r_p and L = Σ_p w_p ‖r_p‖² with
+    w_p = L / (n v_p): this is the usual loss, with weights that follow the residual.
+
+    A parameter that no candidate explains yet counts little. It counts more as soon as it is explained. L is not convex
+    in r, so splitting matrices do not bound its Hessian.
+    """
+
+    counts: Mapping[str, int]  # n_p
+    rounding: float  # is added to every v_p, so that none is zero
+
+    @classmethod
+    def of(cls, target: Mapping[str, Tensor]) -> Likelihood:
+        counts = {name: t.numel() for name, t in target.items()}
+        energy = sum(float(t.double().square().sum()) for t in target.values())
+        return cls(counts, ROUNDING * energy / sum(counts.values()))
+
+    def variances(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """v_p from ‖r_p‖²."""
+        return {name: square / self.counts[name] + self.rounding for name, square in squares.items()}
+
+    def value(self, squares: Mapping[str, Tensor]) -> Tensor:
+        """L."""
+        n = sum(self.counts.values())
+        logs = [self.counts[name] / n * v.log() for name, v in self.variances(squares).items()]
+        return n * torch.stack(logs).sum().exp()
+
+    def weights(self, squares: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """w_p = L / (n v_p)."""
+        mean = self.value(squares) / sum(self.counts.values())
+        return {name: mean / v for name, v in self.variances(squares).items()}
 
 
 def resolve(
@@ -36,7 +80,7 @@ def resolve(
         scale = sum(energy.values()) / (sum(raw[name] * energy[name] for name in energy) or 1.0)
         return {name: scale * w for name, w in raw.items()}
     if isinstance(weights, str):
-        raise InvalidInputError(f"weights is {weights!r}; give 'auto' or a number for each parameter name")
+        raise InvalidInputError(f"weights is {weights!r}; give 'auto', 'likelihood' or numbers by name")
     given = dict(weights or {})
     if unknown := sorted(given.keys() - energy.keys()):
         raise InvalidInputError(f"weights name {unknown[0]!r}; choose among {', '.join(energy)}")

@@ -56,7 +56,7 @@ class Certificate:
     def outcome(self) -> Stationarity:
         if not self.first_order:
             return Stationarity.STEEP
-        if max(self.splitting, self.hessian) >= self.allowed_curvature:
+        if self.hessian >= self.allowed_curvature:
             return Stationarity.CERTIFIED
         return Stationarity.SADDLE if self.found < self.allowed_curvature else Stationarity.UNDECIDED
 
@@ -104,11 +104,13 @@ def certify(
         return float((v * objective.hessian(at, multipliers, labels)(v)).sum())
 
     splitting = float((S.values - S.residuals).min()) / T2
+    bounds = [splitting] if objective.convex else [-torch.inf]
+    bounds += [] if in_chunks else [float(H.values[0] - H.residuals[0]) / T2]
     return Certificate(
         epsilon=epsilon,
         gradient=float(dx.norm()) / T2,
         splitting=splitting,
-        hessian=splitting if in_chunks else float(H.values[0] - H.residuals[0]) / T2,
+        hessian=max(bounds),
         found=float(H.values[0]) / T2,
         rho=abs(curvature_along_v(x + h * v) - curvature_along_v(x - h * v)) / (2 * h) / T2,
     )
