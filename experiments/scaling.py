@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ from palimpsest.solver.settings import Settings
 RESULTS, PAGE, FIGURE = DOCS / "results" / "scaling.json", DOCS / "scaling.md", DOCS / "figures" / "scaling.png"
 TURNS = 3  # measurements, of which the median counts; each is a stretch of a long run, with its record
 MILLION = 1_000_000
+BUSY, REDUCTIONS = 0.02, 30  # seconds of computing before an all-reduce, and all-reduces in a measurement
 
 # --- the model of a GPU, for the extrapolation ---------------------------------------------------------
 # ResNet-18 with 32×32 pixels and two tangent points on one H200: seconds of whole runs of 2,500 steps, by candidates.
@@ -63,14 +65,14 @@ def solver_of(make: Callable[[], nn.Module], shape: tuple[int, ...], k: int, gro
     return Solver(objective, Everywhere(shape), settings, pal.Execution(processes=group))
 
 
-def milliseconds(solver: Solver) -> float:
+def milliseconds(solver: Solver, steps: int = STRETCH) -> float:
     """Of one step, on all processes of the solver."""
-    state = solver.descend(solver.share(solver.init()), STRETCH)
+    state = solver.descend(solver.share(solver.init()), steps)
     seconds = []
     for _ in range(TURNS):
         began = time.perf_counter()
-        state = solver.descend(state, STRETCH)
-        seconds.append((time.perf_counter() - began) / STRETCH)
+        state = solver.descend(state, steps)
+        seconds.append((time.perf_counter() - began) / steps)
     return 1e3 * statistics.median(seconds)
 
 
@@ -112,23 +114,25 @@ PROBLEMS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {  #
     "dense 625–500–500–1": (dense(), (1, 25, 25), 320),
     "convolutional": (convolutional, (3, 32, 32), 64),
 }
+LARGER = 4  # times as many candidates, in a second measurement
 
 
-def weak(rank: int) -> dict[str, dict[str, float]]:
+def weak(rank: int) -> list[dict[str, Any]]:
     """As many candidates for each process, on one and on two, in turns. Two separate ones show the machine's loss."""
-    rows = {}
-    for name, (make, shape, k) in PROBLEMS.items():
+    rows = []
+    for (name, (make, shape, few)), times in product(PROBLEMS.items(), (1, LARGER)):
+        k, steps = times * few, STRETCH // times
         turns: dict[str, list[float]] = {"1 process": [], "2 separate": [], "2 processes": []}
         for _ in range(3):
             if rank == 0:
-                turns["1 process"].append(milliseconds(solver_of(make, shape, k, None)))
+                turns["1 process"].append(milliseconds(solver_of(make, shape, k, None), steps))
             dist.barrier()
-            turns["2 separate"].append(_slower(milliseconds(solver_of(make, shape, k, None))))
-            turns["2 processes"].append(_slower(milliseconds(solver_of(make, shape, 2 * k, dist.group.WORLD))))
+            turns["2 separate"].append(_slower(milliseconds(solver_of(make, shape, k, None), steps)))
+            turns["2 processes"].append(_slower(milliseconds(solver_of(make, shape, 2 * k, dist.group.WORLD), steps)))
         if rank == 0:
-            times = {name: min(each) for name, each in turns.items()}
-            efficiency = times["1 process"] / times["2 processes"]
-            rows[name] = {"candidates per process": k, **times, "efficiency": efficiency}
+            best = {column: min(each) for column, each in turns.items()}
+            efficiency = best["1 process"] / best["2 processes"]
+            rows.append({"network": name, "candidates per process": k, **best, "efficiency": efficiency})
     return rows
 
 
@@ -164,18 +168,24 @@ def _peak(*, reset: bool = False) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM:"))
 
 
-def all_reduce(rank: int) -> dict[str, float]:
-    """Milliseconds of gloo between the two processes, by float32 numbers."""
-    times = {}
-    for count in (MILLION // 10, MILLION, 4 * MILLION, 16 * MILLION):
-        numbers, seconds = torch.zeros(count), []
-        for _ in range(7):
-            dist.barrier()
-            began = time.perf_counter()
-            dist.all_reduce(numbers)
-            seconds.append(time.perf_counter() - began)
-        times[str(count)] = 1e3 * statistics.median(seconds[2:])
-    return times
+def all_reduce(rank: int) -> dict[str, list[float]]:
+    """Milliseconds of gloo between the two processes, by float32 numbers: at once, and after computing as in a step."""
+    counts = (MILLION // 100, MILLION // 10, MILLION, 4 * MILLION, 16 * MILLION)
+    return {str(count): [_reduced(count, busy) for busy in (0.0, BUSY)] for count in counts}
+
+
+def _reduced(count: int, busy: float) -> float:
+    """The mean over all-reduces, each after this many seconds of matrix products."""
+    numbers, factor, seconds = torch.zeros(count), torch.randn(400, 400), []
+    for _ in range(REDUCTIONS):
+        dist.barrier()
+        ends = time.perf_counter() + busy
+        while time.perf_counter() < ends:
+            factor @ factor
+        began = time.perf_counter()
+        dist.all_reduce(numbers)
+        seconds.append(time.perf_counter() - began)
+    return 1e3 * statistics.fmean(seconds[2:])
 
 
 ALONE = {"by candidates": by_candidates, "by parameters": by_parameters, "by pixels": by_pixels, "chunks": chunks}
@@ -239,11 +249,12 @@ def resnet_bytes() -> float:
 def tables(found: dict[str, Any]) -> str:
     times = ("1 process", "2 separate", "2 processes")
     weak_rows = [
-        [name, row["candidates per process"], *(f"{row[t]:.1f}" for t in times), f"{row['efficiency']:.0%}"]
-        for name, row in found["weak scaling"].items()
-    ]
+        [row["network"], f"{row['candidates per process']:,}", *(f"{row[t]:.1f}" for t in times),
+         f"{row['efficiency']:.0%}", f"{row['2 separate'] / row['2 processes']:.0%}"]
+        for row in found["weak scaling"]
+    ]  # fmt: skip
     columns = ["network", "candidates per process", "1 process, ms", "2 separate ones, ms", "2 processes, ms"]
-    columns.append("efficiency")
+    columns += ["efficiency", "compared with separate ones"]
     parts = ["### Two processes\n", markdown(columns, weak_rows)]
     m = found["memory"]
     row = [f"{m['candidates']:,}", f"{m['1 process']:.0f}", f"{m['2 processes']:.0f}"]
@@ -257,8 +268,8 @@ def tables(found: dict[str, Any]) -> str:
         "### Chunks and all-reduce\n",
         markdown(["at once, ms", "in four chunks, ms", "ratio"],
                  [[f"{c['at once']:.1f}", f"{c['in chunks']:.1f}", f"{c['in chunks'] / c['at once']:.2f}"]]),
-        markdown(["float32 numbers", "ms", "GB/s"],
-                 [[f"{int(n):,}", f"{ms:.2f}", f"{4e-6 * int(n) / ms:.2f}"] for n, ms in found["all-reduce"].items()]),
+        markdown(["float32 numbers", "all-reduce at once, ms", "after 20 ms of computing, ms"],
+                 [[f"{int(n):,}", *(f"{ms:.2f}" for ms in both)] for n, both in found["all-reduce"].items()]),
     ]  # fmt: skip
     rows = []
     for images in (1000, 10_000, 50_000):

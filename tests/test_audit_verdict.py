@@ -167,6 +167,10 @@ REASONS = {
     "no negative control": (replace(BLIND, negative=None), Reason.TOO_FEW_READINGS),
     "a few recovered images": (replace(COMPARED, comparison=comparison(5)), Reason.CHANCE),
     "candidates that match no given image": (replace(COMPARED, ranking=READ), Reason.UNMATCHED),
+    "weak candidates that match no given image": (
+        replace(COMPARED, ranking=ranked(0.7, 0.6, explained=0.9)),
+        Reason.UNCERTAIN,
+    ),
     "no candidate is certain": (replace(BLIND, ranking=ranked(0.7, 0.6, explained=0.9)), Reason.UNCERTAIN),
     "a control that refutes": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), Reason.UNCONFIRMED),
     "candidates without a control": (replace(CERTAIN, positive=None), Reason.NO_CONTROL),

@@ -243,7 +243,7 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, Reason | None, str, str]]
         yield Outcome.LEAKAGE, None, e.comparison.sentence, ""
     for reason, words, advice in _obstacles(e):
         yield Outcome.NO_VERDICT, reason, f"No verdict: {words}.", advice
-    if not e.compared and e.readable and e.certain(e.ranking) and e.holds and not crowded:
+    if not e.compared and _claims(e, crowded):
         found = f"Leakage: {_candidates(e, p)}. Compare the pictures with the training images."
         yield Outcome.LEAKAGE, None, found, ""
     for reason, words, advice in (*_ambiguities(e, p, crowded), *_doubts(e)):
@@ -251,6 +251,11 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, Reason | None, str, str]]
     assert e.positive is not None
     control = f"The same effort reads a control that is as hard to read, with {e.positive.images} images"
     yield Outcome.NO_EVIDENCE, None, f"No evidence of leakage: {_nothing(e)}. {control}.", ""
+
+
+def _claims(e: Evidence, crowded: bool) -> bool:
+    """Whether the candidates alone suffice for a claim."""
+    return bool(e.readable) and e.certain(e.ranking) and e.holds and not crowded
 
 
 def _crowded(e: Evidence, p: Tensor) -> bool:
@@ -309,8 +314,12 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
                 words = f"training images {higher}, which chance can explain"
             yield Reason.CHANCE, words, f"Hold out more images. {LONGER}"
         if len(p):
-            words = f"{_candidates(e, p)}, but no given training image is matched better than by chance"
-            yield Reason.UNMATCHED, words, LONGER
+            unmatched = "no given training image is matched better than by chance"
+            reason, doubt = Reason.UNMATCHED, unmatched
+            if not _claims(e, crowded):  # then the candidates are weak, and need not match anything
+                reason, doubt = _weakness(e, crowded)
+                doubt = f"{doubt}, and {unmatched}"
+            yield reason, f"{_candidates(e, p)}, but {doubt}", LONGER
     elif len(p):
         reason, doubt = _weakness(e, crowded)
         advice = _remedy(e) if reason is Reason.NO_CONTROL else LONGER
