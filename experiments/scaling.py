@@ -189,7 +189,7 @@ def _reduced(count: int, busy: float) -> float:
 
 
 ALONE = {"by candidates": by_candidates, "by parameters": by_parameters, "by pixels": by_pixels, "chunks": chunks}
-TOGETHER = {"weak scaling": weak, "memory": memory, "all-reduce": all_reduce}
+TOGETHER = {"memory": memory, "weak scaling": weak, "all-reduce": all_reduce}  # memory first: a process keeps what it frees
 
 
 def measure(rank: int, out: Path, only: str, port: int) -> None:
