@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 import palimpsest as pal
 from palimpsest.bench import Effort, Shape, contenders, measure, ratios
@@ -42,10 +43,11 @@ Rows = dict[str, dict[str, Any]]
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    torch.cuda.synchronize()
+    wait = torch.cuda.synchronize if DEVICE.type == "cuda" else lambda: None
+    wait()
     began = time.perf_counter()
     result = work()
-    torch.cuda.synchronize()
+    wait()
     return time.perf_counter() - began, result
 
 
@@ -100,6 +102,50 @@ def scaling() -> Rows:
             "in chunks of": solver.objective.chunk,
         }
     return rows
+
+
+def segments() -> Rows:
+    """A step with checkpoints, and its time relative to as many steps without: in turns, the fastest of each."""
+    small = DEVICE.type == "cpu"
+    image, width, k = ((1, 25, 25), 500, 80) if small else (CIFAR, 1000, 200)
+    networks: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], int]] = {
+        "dense": (lambda: pal.networks.MLP(image, (width, width)), image, k),
+        "convolutional": (_convolutional, CIFAR, k // 4 if small else k),
+    }
+    rows: Rows = {f"{m} segment{'s' * (m > 1)}": {} for m in (1, 2, 4, 8)}
+    for name, (make, shape, candidates) in networks.items():
+        torch.manual_seed(0)
+        states = [make().to(DEVICE).state_dict() for _ in range(9)]
+        model = make().to(DEVICE)
+        runs: dict[int, Callable[[int], float]] = {}
+        for m in (1, 2, 4, 8):
+            model.load_state_dict(states[m])
+            objective = pal.Path(model, states[: m + 1])
+            settings = Settings(candidates=candidates, steps=10**9, record_every=10**9)
+            runs[m] = _timer(Solver(objective, Everywhere(shape), settings))
+        fastest = {m: min(run(40 // m) for _ in range(7)) for m, run in runs.items()}
+        for m, row in zip(runs, rows.values(), strict=True):
+            row[f"{name}, ms"] = 1e3 * fastest[m]
+            row[f"{name}, relative to m steps"] = fastest[m] / (m * fastest[1])
+    return rows
+
+
+def _timer(solver: Solver) -> Callable[[int], float]:
+    """Seconds of a step, as a function of the number of steps to time."""
+    state = solver.descend(solver.init(), 5)
+
+    def run(steps: int) -> float:
+        nonlocal state
+        with solver.execution.matrix_precision(DEVICE):
+            seconds, state = timed(partial(solver.descend, state, steps))
+        return seconds / steps
+
+    return run
+
+
+def _convolutional() -> nn.Module:
+    layers = (nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Flatten())
+    return nn.Sequential(*layers, nn.Linear(2048, 1))
 
 
 def lanczos() -> Rows:
@@ -191,8 +237,9 @@ def _random_problem() -> pal.NTK:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    part.__name__: part for part in (reconstruction, steps, profile, scaling, lanczos, scoring, training)
+    part.__name__: part for part in (reconstruction, steps, segments, profile, scaling, lanczos, scoring, training)
 }
+ON_A_CPU = ("steps", "segments")
 
 
 def write(out: Path, only: str) -> None:
@@ -200,7 +247,7 @@ def write(out: Path, only: str) -> None:
     results = json.loads(out.read_text(encoding="utf-8")) if only and out.exists() else {}
     results |= {"device": device_name(DEVICE), "threads": torch.get_num_threads(), "versions": versions()}
     results["command"] = f"python {' '.join(sys.argv)}"
-    for name in only.split(",") if only else PARTS if DEVICE.type == "cuda" else ["steps"]:
+    for name in only.split(",") if only else PARTS if DEVICE.type == "cuda" else ON_A_CPU:
         began = time.perf_counter()
         results[name] = PARTS[name]()
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

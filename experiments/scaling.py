@@ -189,7 +189,11 @@ def _reduced(count: int, busy: float) -> float:
 
 
 ALONE = {"by candidates": by_candidates, "by parameters": by_parameters, "by pixels": by_pixels, "chunks": chunks}
-TOGETHER = {"memory": memory, "weak scaling": weak, "all-reduce": all_reduce}  # memory first: a process keeps what it frees
+TOGETHER = {
+    "memory": memory,
+    "weak scaling": weak,
+    "all-reduce": all_reduce,
+}  # memory first: a process keeps what it frees
 
 
 def measure(rank: int, out: Path, only: str, port: int) -> None:
