@@ -15,6 +15,7 @@ import argparse
 import json
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from itertools import pairwise
@@ -187,9 +188,17 @@ def _by_network(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
 
 def _cells(seeds: list[dict[str, Any]]) -> list[object]:
     correct = sum(right(row, judgement) for row in seeds for judgement in JUDGEMENTS)
-    verdicts = [", ".join(_short(row, judgement) for row in seeds) for judgement in JUDGEMENTS]
+    verdicts = [_counted([_short(row, judgement) for row in seeds]) for judgement in JUDGEMENTS]
     recovered = ", ".join(str(row["recovered"]) for row in seeds)
     return [seeds[0]["network"], seeds[0]["training"], recovered, *verdicts, f"{correct} of {2 * len(seeds)}"]
+
+
+def _counted(verdicts: list[str]) -> str:
+    """
+    >>> _counted(["leakage", "undecided (chance)", "leakage"])
+    '2 leakage, 1 undecided (chance)'
+    """
+    return ", ".join(f"{count} {verdict}" for verdict, count in Counter(verdicts).items())
 
 
 def _short(row: dict[str, Any], judgement: str) -> str:
