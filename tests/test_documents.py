@@ -16,6 +16,7 @@ import audit_verdicts
 import left_behind
 import membership
 import pytest
+import residual_weights
 from reproduce import experiment, parts, summary
 
 import palimpsest as pal
@@ -130,6 +131,11 @@ def test_pages_show_the_results(name):
 def test_the_page_shows_what_each_file_gives_away():
     rows = json.loads((ROOT / "docs" / "results" / "left-behind.json").read_text(encoding="utf-8"))
     assert left_behind.table(rows) in (ROOT / "docs" / "what-not-to-publish.md").read_text(encoding="utf-8")
+
+
+def test_the_page_shows_how_weights_of_layers_compare():
+    rows = json.loads((ROOT / "docs" / "results" / "residual-weights.json").read_text(encoding="utf-8"))["rows"]
+    assert residual_weights.table(rows) in (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8")
 
 
 def test_the_page_shows_which_images_are_named():
