@@ -68,7 +68,7 @@ def test_a_measure_is_compared_with_the_same_seeds():
     ours = {"before": [40, 40], "after": [30, 40], "accuracy": [0.8, 0.7]}
     both = {"before": [30, 40], "after": [0.5, 40], "accuracy": [0.85, 0.85]}
     assert found["W0"] == [
-        {"measure": "keep the initial weights and the seed", "networks": {"dense": both}},
+        {"measure": "withhold the initial weights and the seed", "networks": {"dense": both}},
         {"measure": "full batches", "networks": {"dense": ours}},
     ]
     assert [each["measure"] for each in found["O"]] == ["strip the optimiser's state"]

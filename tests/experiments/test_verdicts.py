@@ -10,9 +10,12 @@ import torch
 
 import palimpsest as pal
 from palimpsest.auditing.floor import floor
+from palimpsest.auditing.verdict import Reason
 
-LEAKS = {"name": "mlp-sgd", "holds them": True, "recovered": 9, "with images": "leakage", "sentence": "Leakage"}
-EMPTY = {"name": "mlp-private", "holds them": False, "recovered": 0, "with images": "leakage", "sentence": "Leakage"}
+LEAKS = {"name": "mlp-sgd", "holds them": True, "recovered": 9, "with images": "leakage", "reason": None, "rung": "C"}
+EMPTY = {"name": "mlp-private", "holds them": False, "recovered": 0, "with images": "leakage", "reason": None}
+WITHHELD = LEAKS | {"with images": "no verdict"}
+NOISE = {"name": "cnn-noise", "holds them": False, "recovered": 0}
 
 
 @pytest.mark.parametrize(
@@ -23,16 +26,29 @@ EMPTY = {"name": "mlp-private", "holds them": False, "recovered": 0, "with image
         (LEAKS | {"with images": "no evidence"}, False),
         (LEAKS | {"with images": "no evidence", "recovered": 5}, True),
         (EMPTY | {"with images": "no evidence"}, True),
-        (EMPTY | {"with images": "no verdict", "sentence": "The change looks like noise"}, True),
-        (EMPTY | {"with images": "no verdict", "sentence": "Batch normalisation was live"}, False),
+        (EMPTY | {"with images": "no verdict", "reason": Reason.NOISE}, True),
+        (EMPTY | {"with images": "no verdict", "reason": Reason.LIVE_NORMALISATION}, False),
+        (WITHHELD | {"reason": Reason.UNCERTAIN}, True),
+        (WITHHELD | {"reason": Reason.UNMATCHED}, False),
+        (WITHHELD | {"reason": Reason.UNDESCRIBED, "floors": {"checkpoints": 0.8}}, True),
+        (WITHHELD | {"reason": Reason.UNDESCRIBED, "floors": {"checkpoints": 0.2}}, False),
+        (WITHHELD | {"reason": Reason.UNDESCRIBED, "rung": "W", "rungs": {"W": {"floor": 0.9}}}, True),
     ],
 )
 def test_a_verdict_is_right_if_it_is_true_or_withheld_for_a_true_reason(row, right):
     assert audit_networks.right(row, "with images") is right
 
 
-def test_every_network_has_its_true_reasons():
-    assert [each.name for each in outsiders.outsiders()] == list(audit_networks.TRUE_REASONS)
+@pytest.mark.parametrize(("outcome", "right"), [("leakage", True), ("no evidence", False)])
+def test_a_network_that_was_trained_on_noise_holds_it(outcome, right):
+    assert audit_networks.right(NOISE | {"without images": outcome}, "without images") is right
+    assert audit_networks.right(NOISE | {"with images": outcome}, "with images") is (outcome == "no evidence")
+
+
+def test_networks_that_hold_nothing_have_true_reasons():
+    every = list(outsiders.outsiders())
+    assert [each.name for each in every] == list(audit_networks.NAMES)
+    assert {each.name for each in every if not each.holds} == set(audit_networks.WITHHELD)
 
 
 @pytest.mark.parametrize("name", ["mlp-adam", "mlp-private"])
