@@ -33,7 +33,8 @@ def audited(*, minutes: float, small: bool) -> pal.auditing.Audit:
         return pal.audit(
             lambda: left_behind.network(kind, data),
             {"model": left.model.state_dict(), "optimizer": left.optimiser},
-            checkpoints=left.checkpoints,
+            initial=left.checkpoints[0],
+            checkpoints=left.checkpoints[1:],
             image_shape=data.image_shape,
             truth=truth,
             out=Path(folder) / "audit",

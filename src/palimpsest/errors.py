@@ -57,10 +57,10 @@ class CheckpointError(PalimpsestError):
 
 
 class ProcessEndedError(PalimpsestError):
-    """Another process of a reconstruction on several processes ended."""
+    """A reconstruction on several processes was stopped, or another of its processes ended."""
 
     def __init__(self) -> None:
-        super().__init__("another process of this reconstruction ended; run it again to continue from its checkpoint")
+        super().__init__("stopped, or another process ended; run it again to continue from its checkpoint")
 
 
 class DataError(PalimpsestError):

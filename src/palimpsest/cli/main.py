@@ -4,6 +4,7 @@ Exit status 0, 1 (failed), 2 (wrong use), or 3 and 4 of an audit's gate. Errors 
 """
 
 import io
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -67,7 +68,9 @@ def main(arguments: Sequence[str] | None = None, *, began: float | None = None) 
         with events if place()[0] == 0 else nullcontext():
             return command.run() or 0
     except ProcessEndedError as error:
-        return _complain(f"process {place()[0]} of {launched()}: {error}", status=1, of_all=True)
+        _complain(f"process {place()[0]} of {launched()}: {error}", status=1, of_all=True)
+        sys.stdout.flush()
+        os._exit(1)  # without Python's own end, in which the threads of a broken connection can abort
     except (DivergenceError, CommandFailedError) as error:
         return _complain(str(error), status=1)
     except PalimpsestError as error:

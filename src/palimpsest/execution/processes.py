@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -98,26 +99,23 @@ class Processes:
         return [k * rank // self.count for rank in range(self.count + 1)]
 
 
+_ASKED_TO_END = threading.Event()  # by torchrun's signal
+
+
 @contextmanager
 def _all_alive() -> Iterator[None]:
-    """Within it, the end of another process is named. Gloo notices a closed connection at once."""
+    """Within it, the end of another process is named. Gloo notices a closed connection at once.
+
+    A signal is noted, and takes effect here. An exception that it raised in the middle of torch could become another.
+    """
+    if _ASKED_TO_END.is_set():
+        raise ProcessEndedError()
     try:
         yield
     except RuntimeError as error:
         if out_of_memory(error):
             raise
-        raise _ended() from error
-
-
-def _ended() -> ProcessEndedError:
-    """The error to raise. torchrun now sends a signal, which must not disturb the saving of the last state."""
-    if signal.getsignal(signal.SIGTERM) is _on_signal:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return ProcessEndedError()
-
-
-def _on_signal(*_: object) -> None:
-    raise _ended()
+        raise ProcessEndedError() from error
 
 
 # --- processes that torchrun started ---------------------------------------------------------------
@@ -141,7 +139,8 @@ def joined_by_torchrun(device: torch.device) -> Iterator[dist.ProcessGroup | Non
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     if device.type == "cpu":  # with a GPU, Python could be waiting for it, and would not react to torchrun's signal
-        signal.signal(signal.SIGTERM, _on_signal)
+        _ASKED_TO_END.clear()
+        signal.signal(signal.SIGTERM, lambda *_: _ASKED_TO_END.set())
     yield dist.group.WORLD
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     dist.destroy_process_group()  # not after an error: it could wait for a process that is gone
