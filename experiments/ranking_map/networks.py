@@ -6,7 +6,7 @@ network on colour images.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -145,12 +145,19 @@ UNSEEN: tuple[dict, ...] = (  # kinds that the fit does not have
     SMALL | RESNET | {"per_class": 5},
     CIFAR | CNN | {"per_class": 3, "steps": 300},
 )
-FIT_SEEDS, VALIDATION_SEEDS = (0, 1), (100, 101)
+FIT_SEEDS, VALIDATION_SEEDS = (0, 1, 2, 3), (100, 101, 102, 103)
 
 
 def _networks(seed: int, *kinds: dict) -> list[Network]:
     return [Network(seed=seed, **kind) for kind in kinds]
 
 
+def _longer(networks: list[Network]) -> list[Network]:
+    """As an audit with more time reads them."""
+    return [replace(network, steps=2 * network.steps, restarts=6) for network in networks]
+
+
 FIT = _networks(0, *TWICE, *ONCE) + _networks(1, *TWICE)
+FIT += _longer(_networks(2, *TWICE, *ONCE) + _networks(3, *TWICE))
 VALIDATION = _networks(100, *UNSEEN, *TWICE, *ONCE) + _networks(101, *TWICE, *CHECKPOINTS)
+VALIDATION += _longer(_networks(102, *UNSEEN, *TWICE, *ONCE) + _networks(103, *TWICE, *CHECKPOINTS))
