@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import palimpsest as pal
-from audited import mlp
+from audited import SHAPE, mlp
 from palimpsest.auditing import Gate, compare, load
 from palimpsest.auditing.images import COLUMNS
 from palimpsest.auditing.verdict import Reason
@@ -129,20 +129,19 @@ def test_the_report_the_terminal_and_the_record_say_what_may_be_published(place,
     assert page.index('id="publish"') < page.index('class="figures"')
 
 
-def test_the_terminal_names_the_command_that_tests_membership(place, capsys):
-    """With the initial weights their change shows members; with the final weights alone, the loss does."""
+def test_the_terminal_names_the_command_that_tests_membership_by_the_loss(place, capsys):
+    """With the initial weights, their change shows members, and the audit tests it itself."""
     assert main(command(place, "leaking")) == 0
-    with_start = capsys.readouterr().out
+    assert "palimpsest membership" not in capsys.readouterr().out
     words = command(place, "weights-only", "--steps", "2", "--candidates", "2")
     words[words.index("--rungs") + 1] = "W"
     start = words.index("--initial")
     del words[start : start + 2]
     assert main(words) == 0
-    without = capsys.readouterr().out
-    for said, has_loss in ((with_start, False), (without, True)):
-        (line,) = [line.strip() for line in said.splitlines() if line.strip().startswith("palimpsest membership")]
-        assert ("--loss" in line) == has_loss
-        assert main(shlex.split(line)[1:]) == 0  # as it is printed
+    said = capsys.readouterr().out
+    (line,) = [line.strip() for line in said.splitlines() if line.strip().startswith("palimpsest membership")]
+    assert main(shlex.split(line)[1:]) == 0  # as it is printed
+    assert load(place / "weights-only").membership is None
     assert json.loads((place / "weights-only-membership" / "membership.json").read_text())["statistic"] == "loss"
     assert "--loss" in (place / "weights-only" / "report.html").read_text()
 
@@ -158,6 +157,24 @@ def test_the_record_has_the_numbers_of_the_audit(place):
     assert [(each.name, each.images) for each in record.images.classes] == [("digit 0", 2), ("digit 1", 2)]
     assert sum(each.recovered for each in record.images.classes) == len(record.images.recovered)
     assert 'id="classes"' in (place / "leaking" / "report.html").read_text()
+
+
+def test_training_images_are_told_from_held_out_ones(tmp_path):
+    """Of 16 training images of noise, all are named; of an audit that is given others, hardly any."""
+    torch.manual_seed(0)
+    images, network = torch.rand(48, *SHAPE), mlp()
+    fit = pal.train(network, images[:16] - 0.5, torch.arange(16) % 2 * 2 - 1, steps=200)
+    for name, rows in (("trained", range(16)), ("other", range(16, 32))):
+        truth = pal.auditing.Truth(images[list(rows)], torch.arange(16) % 2, images[32:], mean=0.5)
+        pal.audit(mlp, fit.model.state_dict(), initial=fit.initial, image_shape=SHAPE, truth=truth, steps=2, restarts=2,
+                  tangents=1, controls=False, rungs=("W0",), out=tmp_path / name)  # fmt: skip
+    trained, other = (load(tmp_path / name).membership for name in ("trained", "other"))
+    assert (trained.outcome, trained.named, trained.tested, trained.held_out) == ("leakage", 16, 16, 16)
+    assert trained.level == pytest.approx(1 / 17)  # the finest that 16 held-out images resolve
+    assert (other.outcome, other.named) == ("no evidence", pytest.approx(1, abs=2))
+    with (tmp_path / "trained" / "images.csv").open(newline="") as file:
+        assert {row["membership_p_value"] for row in csv.DictReader(file)} == {f"{1 / 17:.4g}"}
+    assert trained.sentence in unescape((tmp_path / "trained" / "report.html").read_text())
 
 
 # --- images.csv ----------------------------------------------------------------------------------

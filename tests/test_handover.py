@@ -164,6 +164,7 @@ def with_ranking(audit, *, calibrated):
 
 def test_uncalibrated_kinds_show_ranks_and_no_percentages(plain):
     sections = ("verdict", "summary", "candidates", "evidence")
+    plain = replace(plain, membership=None)  # it has a rate in percent
     calibrated, ranks = (
         Sections(render_audit(with_ranking(plain, calibrated=known), None, "audit")) for known in (True, False)
     )

@@ -119,7 +119,7 @@ def test_a_reading_that_finds_less_does_not_contradict_the_one_before_it(tmp_pat
     module = sys.modules["palimpsest.auditing.audit"]
     monkeypatch.setattr(module, "attempt", lambda case, attacker, found: attacker.name)
     monkeypatch.setattr(module, "read_further", lambda attempts, *, complete: None)
-    monkeypatch.setattr(module, "judged", lambda name, *, looks: reading(name, outcomes[name], likely=1))
+    monkeypatch.setattr(module, "judged", lambda name, **_: reading(name, outcomes[name], likely=1))
     found = pal.audit(mlp, OURS.model.state_dict(), initial=OURS.initial, image_shape=SHAPE, out=tmp_path / "audit")
     assert [rung.despite for rung in found.rungs] == ["", "W", "", "", ""]
     assert "W leaks already" in found.report.read_text()

@@ -5,7 +5,7 @@ from palimpsest.auditing.compare import Changes, compare
 from palimpsest.auditing.gate import Decision, Gate
 from palimpsest.auditing.given import Given
 from palimpsest.auditing.ladder import Attacker
-from palimpsest.auditing.membership import Membership, membership
+from palimpsest.auditing.membership import membership
 from palimpsest.auditing.noise import recovery_under_noise
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight, preflight
@@ -13,6 +13,7 @@ from palimpsest.auditing.publication import Answer, Publication
 from palimpsest.auditing.record import AuditRecord, load
 from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.subject import Subject, subject
+from palimpsest.auditing.told_apart import Membership
 from palimpsest.auditing.truth import Truth
 from palimpsest.auditing.verdict import Evidence
 

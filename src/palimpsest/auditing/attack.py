@@ -6,7 +6,6 @@ from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
-from palimpsest.auditing.exchange import centred, chosen
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
@@ -17,16 +16,12 @@ from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.traces import traces
-from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import DESCRIBED, LIKELY, Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import LIKELY, Evidence, PositiveControl, judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
-from palimpsest.scoring.rates import rates
 
 NEEDED = ("subject", "negative")  # roles of which every verdict needs two readings
-TRACED = 100  # images of each kind that are tested for traces; each takes a few gradients
 
 
 @dataclass
@@ -51,8 +46,8 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     return Attempt(case, attacker, plan, tested, found.live_layers > 0, *read_all(case, plan))
 
 
-def judged(tried: Attempt, *, looks: int) -> Reading:
-    """The verdict on a rung. ``looks`` is the number of rungs that may claim leakage."""
+def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading:
+    """The verdict on a rung. ``looks`` is the number of rungs that may claim leakage, ``trace`` that of `Evidence`."""
     case, plan, runs = tried.case, tried.plan, tried.runs
     of, candidates = kind(case.subject, plan), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
@@ -62,7 +57,7 @@ def judged(tried: Attempt, *, looks: int) -> Reading:
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
         floor=None if tried.tested is None else tried.tested.floor,
-        trace=None if tried.tested is None else tried.tested.trace,
+        trace=trace if plan.method in ("ntk", "path") else None,  # a moment holds the last batches alone
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,
@@ -119,21 +114,9 @@ def _floor(case: Case, plan: Plan) -> Floor | None:
         note("testing the method on the given images")
         problem = posed(case.subject, plan)[0].to(case.device)
         found = floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device))
-        return Floor(found, _trace(case, plan, truth) if found > DESCRIBED else None)
+        return Floor(found)
 
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute)
-
-
-def _trace(case: Case, plan: Plan, truth: Truth) -> float | None:
-    """The p-value of the given images' traces in the changes that the method reads, against those of held-out ones."""
-    if truth.held_out is None or plan.method not in ("ntk", "path"):
-        return None
-    model, start = case.subject.model, case.subject.initial
-    segments = case.subject.segments if plan.method == "path" else ((start or {}, model.state_dict()),)
-    given, others = (part[chosen(len(part), TRACED)] for part in (truth.images, truth.held_out))
-    images = centred(given, others, truth.mean, truth.std)
-    values = traces(model, segments, images.to(next(model.parameters()))).values
-    return rates(values[: len(given)], values[len(given) :]).verdict.p_value
 
 
 def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> PositiveControl | None:

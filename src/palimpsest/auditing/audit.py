@@ -2,6 +2,7 @@
 
 config.json              the identity of the audit; a folder refuses another one             identity.py
 preflight.json           the facts that are known before the reconstruction                  preflight.py
+membership.safetensors   traces of the given images in the weights, and of held-out ones     members.py
 W/, W0/, C/, O/          a folder for each rung of the ladder of attackers                   ladder.py, attack.py
   plan.json              every choice                                                        plan.py, speed.py
   restarts.json          further restarts, in the time that the plans left                   further.py
@@ -34,6 +35,7 @@ from palimpsest.auditing.doubts import doubts
 from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
+from palimpsest.auditing.members import members
 from palimpsest.auditing.options import LEAST_RESERVE, RESERVE, Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
 from palimpsest.auditing.plan import MARGIN
@@ -191,6 +193,7 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     queue = [able[name] for name in ORDER if name in able]
     if not queue:
         raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
+    told = members(case)
     attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
     for i, attacker in enumerate(queue):
@@ -215,8 +218,9 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             if attacker is queue[-1] and not attempts:
                 raise
     read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
-    readings = {name: judged(tried, looks=len(queue)) for name, tried in attempts.items()}
-    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs)
+    trace = None if told is None else told.rates.verdict.p_value
+    readings = {name: judged(tried, looks=len(queue), trace=trace) for name, tried in attempts.items()}
+    return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs, told)
 
 
 def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:

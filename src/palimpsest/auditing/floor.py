@@ -22,7 +22,6 @@ class Floor:
     """The stored result of this stage."""
 
     floor: float
-    trace: float | None = None  # p-value of the given images' traces in the weights, against those of held-out ones
 
 
 def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) -> float:

@@ -38,9 +38,12 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
     }
 
 
-def membership_test(found: Preflight, *, change_known: bool) -> str:
-    """How to test whether given images were trained on, which an audit does not say."""
-    rest = "" if change_known else f" --loss LOSS ({LOSSES[found.outputs > 1]}, as in training)"
+def membership_test(audit: Audit) -> str:
+    """How to test whether given images were trained on, which an audit says of the training images alone."""
+    found = audit.preflight
+    if audit.told_apart:
+        return Markup("{} <code>palimpsest membership</code> tests any other images.").format(audit.told_apart)
+    rest = "" if found.related is True else f" --loss LOSS ({LOSSES[found.outputs > 1]}, as in training)"
     command = Markup("<code>palimpsest membership --images SUSPECTS --held-out OTHERS{}</code>").format(rest)
     return Markup(
         "The audit does not test single images for membership. {} does, with the other options of this audit."

@@ -13,7 +13,7 @@ from palimpsest.runs.journal import printable
 from palimpsest.scoring import Outcome
 from palimpsest.scoring.metrics import pairwise_ncc
 
-COLUMNS = ("image", "name", "class", "ssim", "recovered", "rung", "candidate")
+COLUMNS = ("image", "name", "class", "ssim", "recovered", "rung", "candidate", "membership_p_value")
 WORDS = {True: "yes", False: "no", None: ""}
 
 
@@ -28,6 +28,7 @@ class ImageAnswer:
     recovered: bool | None  # None without enough held-out images
     rung: str  # the first rung that recovers it, or the empty string
     candidate: int | None  # the number, in the ranking of that rung, of the picture that shows it
+    membership_p_value: float | None = None  # of its traces in the weights; None if it was not tested
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def answers(audit: Audit, truth: Truth) -> list[ImageAnswer]:
     compared = [name for name in scores if read[name].compared]
     leaking = [name for name in compared if read[name].verdict.outcome is Outcome.LEAKAGE]  # else it may be chance
     shown = {name: _shown(read[name]) for name in scores}
+    p = {} if audit.membership is None else audit.membership.p_values
     found = []
     for i, label in enumerate(truth.labels.tolist()):
         exposed = [name for name in leaking if bool(scores[name].recovered[i])]
@@ -60,6 +62,7 @@ def answers(audit: Audit, truth: Truth) -> list[ImageAnswer]:
                 recovered=bool(exposed) if compared else None,
                 rung=exposed[0] if exposed else "",
                 candidate=None if best is None else shown[best][i],
+                membership_p_value=p.get(str(i + 1)),
             )
         )
     return found
@@ -98,6 +101,7 @@ def table(rows: Sequence[ImageAnswer]) -> str:
     writer.writerow(COLUMNS)
     for row in rows:
         ssim = "" if row.ssim is None else f"{row.ssim:.4f}"
+        p = "" if row.membership_p_value is None else f"{row.membership_p_value:.4g}"
         safe = replace(row, name=shielded(row.name), label=shielded(row.label))
-        writer.writerow(astuple(replace(safe, ssim=ssim, recovered=WORDS[row.recovered])))  # type: ignore[arg-type]
+        writer.writerow(astuple(replace(safe, ssim=ssim, recovered=WORDS[row.recovered], membership_p_value=p)))  # type: ignore[arg-type]
     return text.getvalue()

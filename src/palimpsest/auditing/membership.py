@@ -1,114 +1,35 @@
-"""Were given images trained on? A test of single images that reconstructs nothing and needs no other networks.
-
-`traces` measures how much of each image the change of the weights holds. Held-out images of the same kind show what
-images leave that were not trained on.
-"""
+"""Were given images trained on? A test of single images that reconstructs nothing and needs no other networks."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from palimpsest.auditing.doubts import common_scales
-from palimpsest.auditing.exchange import centred
+from palimpsest.auditing.exchange import Scale
 from palimpsest.auditing.given import Given, check_apart
 from palimpsest.auditing.identity import code_of
 from palimpsest.auditing.images import shielded
 from palimpsest.auditing.membership_page import render_membership
 from palimpsest.auditing.preflight import check_start
 from palimpsest.auditing.relation import relation
-from palimpsest.auditing.subject import Factory, subject
-from palimpsest.auditing.traces import Loss, Statistic, Traces, loss_trace, traces
-from palimpsest.errors import InvalidInputError, NonFiniteError, RunFolderError
-from palimpsest.files.schema import Range, check_options
+from palimpsest.auditing.subject import Factory, Subject, subject
+from palimpsest.auditing.told_apart import LEVEL, Membership, MembershipOptions, seen, segments_of, told_apart
+from palimpsest.auditing.traces import Loss, Statistic
+from palimpsest.errors import InvalidInputError, RunFolderError
+from palimpsest.files.schema import check_options
 from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, open_regular, parse_json, tensor_digest, write_atomically
 from palimpsest.files.versions import versions
 from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
-from palimpsest.scoring.rates import RATES, Rates, rates
-from palimpsest.scoring.verdict import Outcome, judge
-
-LEVEL = 0.01
-RETESTED = 200  # images of each kind that are tested at other scales, if nothing was found
-
-
-@dataclass(frozen=True)
-class MembershipOptions:
-    """Options of a membership test."""
-
-    level: Annotated[float, Range(above=0, most=0.5)] = LEVEL
-    """The rate of false positives at which images are named."""
-    statistic: Statistic | None = None
-    """span: how much of the image a dense layer's change holds. gradients: works for any network. loss: the final
-    weights fit the image. If omitted: the best that the material allows."""
-    loss: Loss | None = None
-    """The loss of the training: squared, logistic (one output) or cross_entropy. With the final weights alone, the loss
-    of an image tells most. It needs classes: a sub-folder each, in --images and --held-out."""
-
-
-@dataclass(frozen=True)
-class Membership:
-    """Which of the given images were trained on."""
-
-    names: tuple[str, ...]
-    """The names of the given images."""
-    traces: Tensor
-    """(n,) how much of each given image the weights hold."""
-    held_out: Tensor
-    """(m,) the same for held-out images."""
-    rates: Rates
-    level: float
-    statistic: Statistic
-    layer: str | None
-    """The dense layer in whose change the images were found."""
-    knowledge: str
-    """The material that the test used."""
-    doubt: str = ""
-    """A sign that the mean or the standard deviation is wrong, as a clause; empty if there is none."""
-
-    @property
-    def named(self) -> Tensor:
-        """(n,) whether each given image is named as a training image, at ``level`` false positives."""
-        return self.rates.at(self.level)
-
-    @property
-    def outcome(self) -> Outcome:
-        return Outcome.NO_VERDICT if self.doubt else self.rates.verdict.outcome
-
-    @property
-    def sentence(self) -> str:
-        """The result in two sentences."""
-        n, verdict, α = len(self.names), self.rates.verdict, f"{100 * self.level:.3g} %"
-        if verdict.auc is None or verdict.auc_interval is None:
-            return f"No verdict: {n} given and {len(self.held_out)} held-out images are too few; give more."
-        low, high = verdict.auc_interval
-        auc = f"AUC of given against held-out images: {verdict.auc:.2f} ({low:.2f} to {high:.2f})."
-        if not self.rates.resolves(self.level):
-            found = (
-                f"the given images leave {'larger' if self.outcome is Outcome.LEAKAGE else 'no larger'} traces than "
-                f"held-out ones, but {len(self.held_out)} of these cannot resolve {α} false positives"
-            )
-        else:
-            found = (
-                f"{int(self.named.sum())} of {n} given images named as training images at {α} false positives, where "
-                f"chance names {self.level * n:.2g}"
-            )
-        if self.doubt:
-            return f"No verdict: {found}, but {self.doubt}. {auc}"
-        start = "Membership shown" if self.outcome is Outcome.LEAKAGE else "No evidence of membership"
-        if self.outcome is Outcome.LEAKAGE and not self.named.any():
-            start = "Membership shown as a whole"
-        return f"{start}: {found}. {auc}"
 
 
 @torch.random.fork_rng(devices=[])
@@ -124,8 +45,8 @@ def membership(
     updates: Sources | None = None,
     key: str | None = None,
     initial_key: str | None = None,
-    mean: Tensor | float = 0.0,
-    std: Tensor | float = 1.0,
+    mean: Scale = 0.0,
+    std: Scale = 1.0,
     level: float = LEVEL,
     statistic: Statistic | None = None,
     loss: Loss | None = None,
@@ -186,76 +107,15 @@ def membership(
         )
     for remark in examined.remarks:
         note(remark)
-    model = examined.model.to(device)
-    segments = [(_on(a, device), _on(b, device)) for a, b in examined.segments]
-    if not segments and examined.initial is not None:
-        segments = [(_on(examined.initial, device), model.state_dict())]
-    seen = _seen(model, given, others, mean, std)
     if out is not None:
-        states = [model.state_dict(), *(state for segment in segments for state in segment)]
-        code = code_of(network) | {"arguments": repr(network_args)}
-        test = _identity(options, code, given.names, [seen, given.labels, others.labels], states)
+        test = _identity(options, network, network_args, examined, given, others, mean, std)
         _check_free(Path(out), test)
-    by_loss = statistic == "loss" or (statistic is None and loss is not None and not segments)
-    if not segments and loss is None:
+    if examined.initial is None and loss is None:
         note("the final weights alone tell little by gradients; give --initial, or --loss and classes")
-
-    def traced(x: Tensor, some: Given, rest: Given) -> Traces:
-        if by_loss:
-            return loss_trace(model, x, _labels(some, rest), loss, classes=len(rest.classes) or None)
-        return traces(model, segments, x, statistic=statistic)
-
-    found = traced(seen, given, others)
-    ours, theirs = found.values.cpu().split([len(given), len(others)])
-    compared = rates(ours, theirs, at=tuple(dict.fromkeys([level, *RATES])))
-    doubt = ""
-    if compared.verdict.outcome is Outcome.NO_EVIDENCE:
-        doubt = _other_scale(given.thinned(RETESTED), others.thinned(RETESTED), model, traced)
-    known = _knowledge(len(segments), found.statistic)
-    result = Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known, doubt)
+    result = told_apart(examined, given, others, options, mean=mean, std=std, device=device)
     if out is not None:
         save(result, given, Path(out), test)
     return result
-
-
-def _seen(model: nn.Module, given: Given, others: Given, mean: Tensor | float, std: Tensor | float) -> Tensor:
-    """Given, then held-out images, as the network sees them."""
-    return centred(given.images, others.images, mean, std).to(next(model.parameters()))
-
-
-def _other_scale(
-    given: Given, others: Given, model: nn.Module, traced: Callable[[Tensor, Given, Given], Traces]
-) -> str:
-    """A usual mean and deviation at which the given images do leave larger traces than held-out ones, as a clause.
-
-    Each scale is one look at the same images, so the claim at one of them is corrected for all.
-    """
-    scales = common_scales(given.images)
-    for name, (mean, std) in scales.items():
-        with suppress(NonFiniteError):  # a scale that is far off
-            values = traced(_seen(model, given, others, mean, std), given, others).values.cpu()
-            found = judge(*values.split([len(given), len(others)]), looks=len(scales))
-            if found.outcome is Outcome.LEAKAGE:
-                return f"the given images do leave larger traces with mean and deviation {name}; check --mean and --std"
-    return ""
-
-
-def _labels(given: Given, held_out: Given) -> Tensor:
-    if given.labels is None or held_out.labels is None:
-        raise InvalidInputError("the loss needs labels of the given and of the held-out images; give both")
-    return torch.cat([given.labels, held_out.labels.to(given.labels)])
-
-
-def _knowledge(segments: int, statistic: Statistic) -> str:
-    if statistic == "loss":
-        return "the final weights and the labels"
-    if segments > 1:
-        return f"the weights at both ends of {segments} segments"
-    return "the initial and the final weights" if segments else "the final weights"
-
-
-def _on(state: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
-    return {name: t.to(device) for name, t in state.items()}
 
 
 # --- files ------------------------------------------------------------------------------------------
@@ -270,17 +130,17 @@ def save(found: Membership, given: Given, out: Path, test: str) -> None:
 
 
 def _identity(
-    options: MembershipOptions,
-    code: Mapping[str, str | None],
-    names: Sequence[str],
-    images: Sequence[Tensor | None],
-    states: Sequence[Mapping[str, Tensor]],
-) -> str:
+    options: MembershipOptions, network: str | Factory, network_args: Mapping[str, Any] | None, examined: Subject,
+    given: Given, others: Given, mean: Scale, std: Scale,
+) -> str:  # fmt: skip
     """Which test this is: the checksum of its options, of the network's code, and of all images and weights."""
+    images = [seen(examined.model, given, others, mean, std), given.labels, others.labels]
+    states = [examined.model.state_dict(), *(state for segment in segments_of(examined) for state in segment)]
     tensors = {f"image {i}": t for i, t in enumerate(images) if t is not None}
     tensors |= {f"state {i} {name}": t for i, state in enumerate(states) for name, t in state.items()}
     plain = {name: t.detach().cpu().contiguous() for name, t in tensors.items()}
-    return tensor_digest(plain, digest(asdict(options), code, names))
+    code = code_of(network) | {"arguments": repr(network_args)}
+    return tensor_digest(plain, digest(asdict(options), code, given.names))
 
 
 def _check_free(out: Path, test: str) -> None:

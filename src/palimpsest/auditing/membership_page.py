@@ -13,7 +13,7 @@ from palimpsest.report.pictures import Picture, data_uri
 from palimpsest.runs.journal import printable
 
 if TYPE_CHECKING:
-    from palimpsest.auditing.membership import Membership
+    from palimpsest.auditing.told_apart import Membership
 
 MOST = 40  # images shown from either end
 

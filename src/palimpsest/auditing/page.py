@@ -58,7 +58,7 @@ def render_audit(
         redacted=redact,
         given=given,
         summary=summary(audit, given),
-        membership=membership_test(audit.preflight, change_known=audit.preflight.related is True),
+        membership=membership_test(audit),
         classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),

@@ -18,6 +18,7 @@ from palimpsest.auditing.images import ClassRecord, ImageAnswer, answers, by_cla
 from palimpsest.auditing.ladder import MISSING
 from palimpsest.auditing.publication import Publication
 from palimpsest.auditing.result import Audit, Reading, Rung
+from palimpsest.auditing.told_apart import Membership
 from palimpsest.errors import RunFolderError
 from palimpsest.files.schema import built, without_unknown
 from palimpsest.files.storage import LARGEST_JSON, load_json, open_regular, parse_json, tensor_digest, write_atomically
@@ -131,6 +132,20 @@ class PublicationRecord:
 
 
 @dataclass(frozen=True)
+class MembershipRecord:
+    outcome: Named
+    sentence: str
+    tested: int
+    held_out: int
+    named: int
+    level: float
+    auc: float | None
+    auc_interval: tuple[float, float] | None
+    knowledge: str
+    statistic: str
+
+
+@dataclass(frozen=True)
 class AuditRecord:
     """The content of audit.json. Fields with a default are younger than the schema's number."""
 
@@ -144,6 +159,7 @@ class AuditRecord:
     not_tried: list[str]
     publication: list[PublicationRecord] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
+    membership: MembershipRecord | None = None
 
 
 def save(case: Case, audit: Audit) -> AuditRecord:
@@ -186,6 +202,7 @@ def _record(case: Case, audit: Audit, rows: list[ImageAnswer] | None) -> AuditRe
         not_tried=list(MISSING),
         publication=[_publication(each) for each in audit.publications],
         doubts=list(audit.doubts),
+        membership=None if audit.membership is None else _membership(audit.membership),
     )
 
 
@@ -201,6 +218,21 @@ def _publication(each: Publication) -> PublicationRecord:
 def _images(rows: list[ImageAnswer]) -> ImagesRecord:
     known = all(row.recovered is not None for row in rows)
     return ImagesRecord(len(rows), [row.image for row in rows if row.recovered] if known else None, by_class(rows))
+
+
+def _membership(found: Membership) -> MembershipRecord:
+    return MembershipRecord(
+        outcome=found.outcome.value,
+        sentence=found.sentence,
+        tested=len(found.names),
+        held_out=len(found.held_out),
+        named=int(found.named.sum()),
+        level=found.level,
+        auc=found.rates.verdict.auc,
+        auc_interval=found.rates.verdict.auc_interval,
+        knowledge=found.knowledge,
+        statistic=found.statistic,
+    )
 
 
 def _rung(rung: Rung) -> RungRecord:

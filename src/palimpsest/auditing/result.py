@@ -14,6 +14,7 @@ from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, exposed, irreplaceable, publications
 from palimpsest.auditing.reading import AuditEffort
+from palimpsest.auditing.told_apart import Membership
 from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence, Reason
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
@@ -119,15 +120,25 @@ class Audit(Reading):
         preflight: the facts that were known before anything was reconstructed.
         report: the path of the report.
         doubts: signs that the given files or options are wrong, each a clause.
+        membership: whether the training images can be told from held-out ones, if both and the change of the weights
+            are known.
     """
 
     rungs: tuple[Rung, ...]
     preflight: Preflight
     report: Path
     doubts: tuple[str, ...] = ()
+    membership: Membership | None = None
 
     @classmethod
-    def of(cls, rungs: tuple[Rung, ...], preflight: Preflight, report: Path, doubts: tuple[str, ...] = ()) -> Self:
+    def of(
+        cls,
+        rungs: tuple[Rung, ...],
+        preflight: Preflight,
+        report: Path,
+        doubts: tuple[str, ...] = (),
+        membership: Membership | None = None,
+    ) -> Self:
         """Fold the verdicts of all rungs into one headline."""
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
@@ -148,7 +159,7 @@ class Audit(Reading):
             if every > (chosen.exposes or 0):
                 verdict = replace(verdict, sentence=f"{verdict.sentence} All rungs together expose {every}.")
         fields = vars(chosen) | {"verdict": verdict, "finished": not stopped}
-        return cls(**fields, rungs=rungs, preflight=preflight, report=report, doubts=doubts)
+        return cls(**fields, rungs=rungs, preflight=preflight, report=report, doubts=doubts, membership=membership)
 
     @property
     def readings(self) -> dict[str, Reading]:
@@ -161,13 +172,19 @@ class Audit(Reading):
         return publications(self.rungs, self.doubts)
 
     @property
+    def told_apart(self) -> str:
+        """Whether the training images can be told from held-out ones, and with what knowledge; empty if not tested."""
+        found = self.membership
+        return "" if found is None else f"{found.sentence} This test knows {found.knowledge}."
+
+    @property
     def advice(self) -> str:
         """How to get a better answer, or the empty string."""
         return self.verdict.advice
 
     @property
     def summary(self) -> list[str]:
-        """The headline, doubts about the given files, whether each set of files may be published, and the advice."""
+        """The headline, doubts about the files, whether each set of them may be published, membership, and advice."""
         width = max(len(each.files) for each in self.publications)
         answers = [f"  {each.files:<{width}}  {each}" for each in self.publications]
         doubts = [f"Check the files: {doubt}." for doubt in self.doubts]
@@ -176,6 +193,7 @@ class Audit(Reading):
             *doubts,
             "May these files be published?",
             *answers,
+            *([self.told_apart] if self.told_apart else []),
             *([self.advice] if self.advice else []),
         ]
 

@@ -22,6 +22,8 @@ from palimpsest.execution.workers import cluster
 from palimpsest.files.schema import check_options
 from palimpsest.runs.journal import printable
 
+SAME = "network network_args weights key shape held_out mean std".split()  # options that membership has, too
+
 
 @dataclass
 class AuditCommand:
@@ -127,22 +129,18 @@ class AuditCommand:
         return decision.status
 
     def _membership(self, found: auditing.Audit) -> list[str]:
-        """The command that tests membership, if there are images for it: an audit does not say who is a member."""
-        if self.data is None or self.held_out is None or found.doubts:  # the same files would be doubtful there
+        """The command that tests membership by the loss. Given the change of the weights, the audit tests it itself."""
+        if self.data is None or self.held_out is None or found.doubts or found.preflight.related is True:
             return []
-        several, change = found.preflight.outputs > 1, found.preflight.related is True
-        same = "network network_args weights key initial initial_key checkpoints updates shape".split()
-        words = {"out": f"{self.out}-membership", **{name: getattr(self, name) for name in same}, "images": self.data}
-        words |= {"held_out": self.held_out, "mean": self.mean, "std": self.std}
-        words |= {} if change else {"loss": "cross_entropy" if several else "logistic"}
+        several = found.preflight.outputs > 1
+        words = {"out": f"{self.out}-membership"} | {name: getattr(self, name) for name in SAME}
+        words |= {"images": self.data, "loss": "cross_entropy" if several else "logistic"}
         command = ["palimpsest", "membership"]
         for name, value in words.items():
             values = value if isinstance(value, tuple) else () if value is None else (value,)
             command += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
-        remark = (
-            "" if change else f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
-        )
-        return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
+        remark = f"(--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
+        return [f"To test membership of single images, run {remark}:", f"  {printable(shlex.join(command))}"]
 
     def _executor(self) -> AbstractContextManager[Executor | None]:
         return nullcontext() if self.cluster is None else cluster(self.cluster)

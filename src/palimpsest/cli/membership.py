@@ -7,7 +7,8 @@ from typing import Annotated
 import tyro
 
 from palimpsest.auditing import given, truth
-from palimpsest.auditing.membership import MembershipOptions, membership
+from palimpsest.auditing.membership import membership
+from palimpsest.auditing.told_apart import MembershipOptions
 from palimpsest.cli.shared import Device, image_shape, json_object, torch_device
 from palimpsest.runs.journal import printable
 
