@@ -6,6 +6,7 @@ images leave that were not trained on.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def told_apart(
     device: torch.device | str, at_other_scales: bool = True,
 ) -> Membership:  # fmt: skip
     """The test itself. If nothing is found, it also tries other scales, unless the caller has done that."""
-    model, loss, level = examined.model.to(device), options.loss, options.level
+    model, loss, level = copy.deepcopy(examined.model).to(device), options.loss, options.level
     segments = [(_on(a, device), _on(b, device)) for a, b in segments_of(examined)]
     by_loss = options.statistic == "loss" or (options.statistic is None and loss is not None and not segments)
 
