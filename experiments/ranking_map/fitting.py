@@ -13,8 +13,9 @@ from scipy.optimize import minimize
 from palimpsest.auditing.agreement import Agreed
 from palimpsest.auditing.ranking import Kind, features, probability
 
-FEATURES = ("constant", "agreement", "agreement above crowding, by pixels", "copies", "crowding", "explained",
-            "explained in span", "span")  # fmt: skip
+FEATURES = ("constant", "agreement", "agreement at a margin", "agreement along a path",
+            "agreement above crowding, by pixels", "copies", "crowding", "explained", "explained in span",
+            "several outputs, everywhere", "span")  # fmt: skip
 RIDGE = 1e-3
 BINS, FULL, OFF = 5, 20, 0.1  # a bin counts from 20 candidates on; its shares may differ by ten points
 NETWORKS, CANDIDATES = 3, 50  # that the validation of a kind needs at least

@@ -19,6 +19,7 @@ from palimpsest.auditing.agreement import Agreed
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.subject import Subject
 
+MARGINS = ("kkt", "kkt-signed", "multiclass")  # methods that explain the final weights alone
 MOST_COPIES = 3.0  # more copies do not change the probability
 MOST_CERTAIN = 0.98  # a map fitted on a few thousand candidates does not support more
 
@@ -56,19 +57,25 @@ def features(agreed: Agreed, kind: Kind) -> dict[str, Tensor]:
 
     Aligned faces resemble each other, so restarts may agree on a face that does not exist. Agreement therefore also
     counts from the crowding, the likeness of different images, and more if there are more pixels to agree on. The span
-    has few dimensions, so restarts agree there more easily.
+    has few dimensions, so restarts agree there more easily. At a margin they agree on wrong images, too, because only
+    some images matter there. Several outputs or segments give more equations, so agreement says more.
     """
     n, crowding, pixels = len(agreed), agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
     explained, span = _nines(torch.full((n,), agreed.explained)), float(kind.within == "span")
+    agreement, margin, path = _nines(agreed.agreement), float(kind.method in MARGINS), float(kind.method == "path")
+    several = float(kind.outputs == "several" and not span)
     above_crowding = _nines((agreed.agreement - crowding) / (1 - crowding))
     return {
         "constant": torch.ones(n),
-        "agreement": _nines(agreed.agreement),
+        "agreement": agreement,
+        "agreement at a margin": margin * agreement,
+        "agreement along a path": path * agreement,
         "agreement above crowding, by pixels": pixels * above_crowding,
         "copies": agreed.copies.clamp_max(MOST_COPIES),
         "crowding": torch.full((n,), crowding),
         "explained": explained,
         "explained in span": span * explained,
+        "several outputs, everywhere": torch.full((n,), several),
         "span": torch.full((n,), span),
     }
 
