@@ -57,8 +57,8 @@ def features(agreed: Agreed, kind: Kind) -> dict[str, Tensor]:
 
     Aligned faces resemble each other, so restarts may agree on a face that does not exist. Agreement therefore also
     counts from the crowding, the likeness of different images, and more if there are more pixels to agree on. The span
-    has few dimensions, so restarts agree there more easily. At a margin they agree on wrong images, too, because only
-    some images matter there. Several outputs or segments give more equations, so agreement says more.
+    has few dimensions, so restarts agree there more easily. At a margin and along a path, the fitted networks showed
+    more agreement on wrong images; several outputs, which give more equations, showed less.
     """
     n, crowding, pixels = len(agreed), agreed.crowding, math.log10(max(1, agreed.images[:1].numel()))
     explained, span = _nines(torch.full((n,), agreed.explained)), float(kind.within == "span")
