@@ -1,6 +1,7 @@
 """Networks of somebody else, and the truth about them, for the tests of audits."""
 
 import torch
+from torch import nn
 
 import outsider
 import palimpsest as pal
@@ -34,3 +35,7 @@ def fitted_mlp(**options):
     model = mlp()
     fit = pal.train(model, data.train.images - 0.5, data.train.labels, **options)
     return subject(mlp, fit.model.state_dict(), initial=fit.initial, image_shape=SHAPE)
+
+
+def pooled():
+    return nn.Sequential(nn.Conv2d(1, 8, 3), nn.Tanh(), nn.AvgPool2d(6), nn.Flatten(), nn.Linear(8, 1))
