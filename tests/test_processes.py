@@ -40,7 +40,7 @@ def make(folder: Path) -> None:
     assert main([*TRAIN, "--out", str(folder / "trained")]) == 0
     shutil.copytree(folder / "trained", folder / "run")
     script = [sys.executable, str(HERE / "several_processes.py"), str(folder)]
-    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=300)
+    done = subprocess.run(script, env=environment(), capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
 
 
