@@ -157,6 +157,11 @@ REASONS = {
         METHOD,
     ),
     "the weights themselves, with their start": (replace(FAR, ranking=CHANCE, method="kkt"), METHOD),
+    "noise, but the images may have left traces": (replace(FAR, ranking=CHANCE, trace=0.05), METHOD),
+    "candidates explain a little more than by chance": (
+        replace(FAR, ranking=replace(CHANCE, explained=0.2), trace=0.5),
+        OTHERS,
+    ),
     "noise, but the images left traces": (replace(FAR, ranking=CHANCE, trace=0.001), METHOD),
     "no larger traces than held-out images": (replace(FAR, trace=0.5), OTHERS),
     "perhaps larger traces": (replace(FAR, trace=0.05), METHOD),

@@ -122,9 +122,9 @@ def test_the_summary_comes_first_and_the_files_last(html):
     head, *items = page.rows["summary"]
     assert len(head) == 3  # two rungs
     assert [row[0] for row in items] == [
-        *("Means tried", "Knowledge assumed", "Effort", "Images affected", "Controls", "Not tried"),
+        *("Means tried", "Knowledge assumed", "Effort", "Images affected", "Membership", "Controls", "Not tried"),
     ]
-    assert [len(row) for row in items] == [3] * 5 + [2]
+    assert [len(row) for row in items] == [3] * 4 + [2, 3, 2]
     assert "the final weights" in items[-1][1]  # this rung was not chosen
 
 

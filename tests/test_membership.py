@@ -147,7 +147,7 @@ def test_checkpoints_give_a_trace_for_each_segment(data):
     each = [traces.traces(model, [pair], seen).values for pair in pairwise(states)]
     expected = sum(e * value for e, value in zip(far, each, strict=True)) / sum(far)
     torch.testing.assert_close(torch.cat([found.traces, found.held_out]), expected)
-    assert found.knowledge.endswith("2 segments")
+    assert found.knowledge.endswith("2 parts of the training")
 
 
 # --- the command --------------------------------------------------------------------------------

@@ -111,11 +111,11 @@ def by_kind(others: Sequence[fitting.Read], fit: Sequence[fitting.Read], b: dict
     rows = []
     for kind in sorted({each.kind for each in others}, key=str):
         these = [each for each in others if each.kind == kind]
-        bins = fitting.bins(these, b)
+        bins, configurations = fitting.bins(these, b), len({each.configuration for each in these})
         rows.append({
-            "kind": vars(kind), "networks": len(these), "in fit": sum(each.kind == kind for each in fit),
+            "kind": vars(kind), "networks": len(these), "configurations": configurations, "in fit": sum(each.kind == kind for each in fit),
             "candidates": sum(int(each.shown.sum()) for each in these), "bins": bins,
-            "calibrated": fitting.calibrated(bins, len(these)),
+            "calibrated": fitting.calibrated(bins, configurations),
         })  # fmt: skip
     return rows
 

@@ -18,7 +18,7 @@ FEATURES = ("constant", "agreement", "agreement at a margin", "agreement along a
             "several outputs, everywhere", "span")  # fmt: skip
 RIDGE = 1e-3
 BINS, FULL, OFF = 5, 20, 0.1  # a bin counts from 20 candidates on; its shares may differ by ten points
-NETWORKS, CANDIDATES = 3, 50  # that the validation of a kind needs at least
+CONFIGURATIONS, CANDIDATES = 3, 50  # that the validation of a kind needs at least
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,11 @@ class Read:
         originals = torch.tensor(row["originals"], dtype=torch.long)
         agreed = Agreed(images, agreement, copies, row["crowding"], row["explained"], originals)
         return cls(network, Kind(**row["kind"]), agreed, np.array(row["real"], dtype=float), row["exchanged"])
+
+    @property
+    def configuration(self) -> tuple[tuple[str, str], ...]:
+        """The network without its seed and the effort: the same one, read again, is not another."""
+        return tuple((name, str(v)) for name, v in self.network.items() if name not in ("seed", "steps", "restarts"))
 
     @property
     def empty(self) -> bool:
@@ -101,12 +106,12 @@ def bins(every: Sequence[Read], b: Mapping[str, float]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def calibrated(rows: Sequence[Mapping[str, Any]], networks: int) -> bool:
+def calibrated(rows: Sequence[Mapping[str, Any]], configurations: int) -> bool:
     """Whether estimated and observed shares agree in every full bin, and the highest bin is full.
 
     Claims rest on the highest bin. If nobody saw candidates there, a high probability was never put to the test.
     """
     full = [row for row in rows if row["n"] >= FULL]
-    enough = networks >= NETWORKS and sum(row["n"] for row in rows) >= CANDIDATES
+    enough = configurations >= CONFIGURATIONS and sum(row["n"] for row in rows) >= CANDIDATES
     highest = any(row["bin"] == BINS - 1 for row in full)
     return enough and highest and all(abs(row["estimated"] - row["observed"]) <= OFF for row in full)

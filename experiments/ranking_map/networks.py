@@ -124,6 +124,10 @@ TWICE: tuple[dict, ...] = (  # kinds of which the fit has two networks, and the 
     {"data": "mnist", "per_class": 5, "training": "adam", "rungs": ("O",), "steps": 400},
     SMALL | CNN | CLASSES | {"per_class": 1},
     {"data": "mnist", "per_class": 1, "classes": True, "training": "adam"},
+    CLASSES | {"data": "mnist", "per_class": 2},
+    SMALL | {"per_class": 1, "classes": True, "training": "adam"},
+    CIFAR | {"per_class": 1, "classes": True, "training": "adam"},
+    SMALL | FINAL | CLASSES | {"per_class": 2},
 )
 ONCE: tuple[dict, ...] = (  # one in the fit, and one in the validation
     {"data": "faces", "per_class": 5, "permuted": True},

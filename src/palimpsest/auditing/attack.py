@@ -57,7 +57,7 @@ def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading
         positive=_positive(case, plan, runs["positive"], looks=looks),
         comparison=None if scored is None else scored.verdict,
         floor=None if tried.tested is None else tried.tested.floor,
-        trace=trace if plan.method in ("ntk", "path") else None,  # a moment holds the last batches alone
+        trace=trace,
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,

@@ -35,7 +35,7 @@ from palimpsest.auditing.doubts import doubts
 from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
 from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
-from palimpsest.auditing.members import members
+from palimpsest.auditing.members import known, members
 from palimpsest.auditing.options import LEAST_RESERVE, RESERVE, Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
 from palimpsest.auditing.plan import MARGIN
@@ -193,7 +193,7 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     queue = [able[name] for name in ORDER if name in able]
     if not queue:
         raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
-    told = members(case)
+    told = members(case, found)
     attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
     for i, attacker in enumerate(queue):
@@ -218,9 +218,14 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             if attacker is queue[-1] and not attempts:
                 raise
     read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
-    trace = None if told is None else told.rates.verdict.p_value
-    readings = {name: judged(tried, looks=len(queue), trace=trace) for name, tried in attempts.items()}
+    traces = {} if told is None or told.doubt else {_traced(case): told.rates.verdict.p_value}
+    readings = {name: judged(tried, looks=len(queue), trace=traces.get(name)) for name, tried in attempts.items()}
     return Audit.of(_rungs(ladder, readings, reasons, failed), found, case.folder / "report.html", signs, told)
+
+
+def _traced(case: Case) -> str:
+    """The rung whose changes the membership test looked at. Those of a federated client are not those of the rest."""
+    return "C" if known(case).segments else "W0"
 
 
 def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequence[Attacker]) -> float:

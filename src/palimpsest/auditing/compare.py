@@ -83,6 +83,8 @@ def compare(old: Path | str, new: Path | str) -> Changes:
             Change("", "headline", *(f"{each.outcome} by {each.rung}" for each in (before.verdict, after.verdict)))
         ]
         rows += [Change("", "training images recovered", _recovered(before), _recovered(after))]
+        told = [None if each.membership is None else each.membership.auc for each in (before, after)]
+        rows += [Change("", "AUC of membership", *told)] if any(told) else []
     for name in (name for name in EFFORT if name in {*_rungs(before), *_rungs(after)}):
         rows += _changes(name, before, after)
     hidden = exposed = None

@@ -14,10 +14,17 @@ Scale = Tensor | float
 
 def centred(given: Tensor, held_out: Tensor, mean: Scale, std: Scale) -> Tensor:
     """Given, then held-out images, as the network sees them, by a mean and deviation that do not favour the given."""
+    mean, std = fair(given, held_out, mean, std)
+    return (torch.cat([given, held_out.to(given)]) - mean) / std
+
+
+def fair(given: Tensor, held_out: Tensor, mean: Scale, std: Scale) -> tuple[Scale, Scale]:
+    """The mean and the deviation, or those of all images together if they are those of the given ones."""
     images = torch.cat([given, held_out.to(given)])
-    mean = _neutral(mean, images, len(given), lambda x: x.mean(0))
-    std = _neutral(std, images, len(given), lambda x: x.std(0).clamp_min(1e-6))
-    return (images - mean) / std
+    return (
+        _neutral(mean, images, len(given), lambda x: x.mean(0)),
+        _neutral(std, images, len(given), lambda x: x.std(0).clamp_min(1e-6)),
+    )
 
 
 def _neutral(value: Scale, images: Tensor, n: int, statistic: Callable[[Tensor], Tensor]) -> Scale:

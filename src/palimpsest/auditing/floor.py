@@ -22,6 +22,7 @@ class Floor:
     """The stored result of this stage."""
 
     floor: float
+    trace: float | None = None  # of folders that an older version began; not used
 
 
 def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) -> float:

@@ -33,6 +33,7 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
         "Knowledge assumed": [_knowledge(each, found, given) for each in every],
         "Effort": [_effort(each) for each in every],
         "Images affected": [_affected(each) for each in every],
+        "Membership": [membership_test(audit)],
         "Controls": [_controls(each) for each in every],
         "Not tried": [_not_tried(audit.rungs)],
     }
@@ -41,8 +42,8 @@ def summary(audit: Audit, given: Checksums) -> dict[str, list[str]]:
 def membership_test(audit: Audit) -> str:
     """How to test whether given images were trained on, which an audit says of the training images alone."""
     found = audit.preflight
-    if audit.told_apart:
-        return Markup("{} <code>palimpsest membership</code> tests any other images.").format(audit.told_apart)
+    if audit.membership_sentence:
+        return Markup("{} <code>palimpsest membership</code> tests any other images.").format(audit.membership_sentence)
     rest = "" if found.related is True else f" --loss LOSS ({LOSSES[found.outputs > 1]}, as in training)"
     command = Markup("<code>palimpsest membership --images SUSPECTS --held-out OTHERS{}</code>").format(rest)
     return Markup(

@@ -27,7 +27,7 @@ class ImageAnswer:
     ssim: float | None  # with its best candidate
     recovered: bool | None  # None without enough held-out images
     rung: str  # the first rung that recovers it, or the empty string
-    candidate: int | None  # the number, in the ranking of that rung, of the picture that shows it
+    candidate: int | None  # the number, in the ranking of that rung, of the picture that shows it, if it is recovered
     membership_p_value: float | None = None  # of its traces in the weights; None if it was not tested
 
 
@@ -61,7 +61,7 @@ def answers(audit: Audit, truth: Truth) -> list[ImageAnswer]:
                 ssim=None if best is None else float(scores[best].ssim[i]),
                 recovered=bool(exposed) if compared else None,
                 rung=exposed[0] if exposed else "",
-                candidate=None if best is None else shown[best][i],
+                candidate=shown[exposed[0]][i] if exposed else None,
                 membership_p_value=p.get(str(i + 1)),
             )
         )

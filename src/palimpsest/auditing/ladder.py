@@ -29,7 +29,7 @@ MATERIAL: dict[Name, str] = {
 ORDER: tuple[RungName, ...] = ("C", "W0", "O", "W")  # in which rungs are read: if time runs out, the weakest is missing
 EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
 NOT_CHOSEN = "not chosen by --rungs"
-NO_TIME = "the time ran out before; run the same command again with more --minutes"
+NO_TIME = "too little time was left for it; run the same command again with more --minutes"
 MISSING = (
     "membership tests by shadow models (the command membership tests given images without them)",
     "attacks that only query the network: model inversion, extraction",

@@ -5,74 +5,103 @@ test changes none. It only tells why a method does not explain the images: they 
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from palimpsest.auditing.case import Case
-from palimpsest.auditing.exchange import chosen
+from palimpsest.auditing.exchange import chosen, fair
 from palimpsest.auditing.given import Given
+from palimpsest.auditing.ladder import ORDER
+from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.stages import Contents, cached_tensors
+from palimpsest.auditing.subject import Subject
 from palimpsest.auditing.told_apart import LEVEL, Membership, MembershipOptions, segments_of, told_apart
-from palimpsest.auditing.traces import BATCH, widest_dense_layer
 from palimpsest.auditing.truth import Truth
 from palimpsest.errors import InvalidInputError
 from palimpsest.runs.journal import note
-from palimpsest.scoring.rates import RATES, rates
+from palimpsest.scoring.rates import rates
 
-MOST_BY_SPAN, MOST = 2000, 100  # images of each kind: the span needs one pass, gradients a few passes for each image
-FIRST, FEWEST = 4, 20  # images of each kind that show how long gradients take, and that a test by gradients needs
-SHARE = 0.1  # of the time left that the test may take
+MOST = 500  # images of each kind: for more, the test takes minutes
+FIRST, FEWEST = 4, 20  # images of each kind that show how long the test takes, and that it needs
+SHARE = 0.1  # of the time left that it may take
 
 
-def members(case: Case) -> Membership | None:
+def members(case: Case, found: Preflight) -> Membership | None:
     """The test of the training images against held-out ones, made once. None without the material for it.
 
-    The names of the images that it tested are their numbers, from 1.
+    It uses what the attackers on the chosen rungs know. The names of the tested images are their numbers, from 1.
     """
-    if case.truth is None or case.truth.held_out is None or not segments_of(case.subject):
+    truth, examined = case.truth, known(case)
+    if truth is None or truth.held_out is None or not segments_of(examined) or not found.related or found.unusable:
         return None
+    path, compute = case.folder / "membership.safetensors", partial(_computed, case, examined, truth, truth.held_out)
     try:
-        made = cached_tensors(case.folder / "membership.safetensors", case.owner, partial(_computed, case), _parsed)
+        if len(truth.held_out) < FEWEST:
+            raise InvalidInputError(f"{len(truth.held_out)} held-out images are too few; give at least {FEWEST}")
+        made = cached_tensors(path, case.owner, compute, _parsed)
+        if isinstance(made, _Refused) and made.minutes < case.options.minutes:
+            path.unlink()
+            made = cached_tensors(path, case.owner, compute, _parsed)
+        if isinstance(made, _Refused):
+            raise InvalidInputError("there is too little time; give more --minutes")
     except InvalidInputError as error:
         note(f"membership is not tested: {error}")
         return None
-    return None if made.rates.verdict.auc is None else made  # there are too few images
+    return None if made.rates.verdict.auc is None else made  # there are too few training images
 
 
-def _computed(case: Case) -> Contents:
+def known(case: Case) -> Subject:
+    """The subject with the changes of its weights that the chosen rungs know."""
+    rungs = case.options.rungs or ORDER
+    if "C" in rungs and case.subject.segments:
+        return case.subject
+    return replace(case.subject, segments=(), initial=case.subject.initial if "W0" in rungs else None)
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """There was too little time, with this many minutes. A repeated audit that has no more does not try again."""
+
+    minutes: float
+
+
+def _computed(case: Case, examined: Subject, truth: Truth, held_out: Tensor) -> Contents:
     note("testing whether the given images can be told from held-out ones")
-    truth = case.truth
-    assert truth is not None
-    assert truth.held_out is not None
-    seen = truth.seen[:BATCH].to(next(case.subject.model.parameters()))
-    most = MOST_BY_SPAN
-    if widest_dense_layer(case.subject.model, seen, segments_of(case.subject)) is None:
-        began = case.clock.now()
-        _tested(case, truth, truth.held_out, FIRST)
-        seconds = (case.clock.now() - began) / FIRST  # for one image of each kind
-        most = int(min(MOST, SHARE * case.clock.seconds_left / seconds))
-        if most < FEWEST:
-            raise InvalidInputError(f"{FEWEST} images take {FEWEST * seconds:.0f} seconds here; give more --minutes")
-    rows, found = _tested(case, truth, truth.held_out, most)
+    mean, std = fair(truth.images, held_out, truth.mean, truth.std)  # by all images, before some are left out
+    began, patience = case.clock.now(), SHARE * case.clock.seconds_left
+
+    def tested(most: int) -> tuple[Tensor, Membership]:
+        rows, others = chosen(len(truth.images), most), chosen(len(held_out), most)
+        return rows, told_apart(
+            examined, Given(truth.images[rows]), Given(held_out[others]), MembershipOptions(), mean=mean, std=std,
+            device=case.device, patience=patience if most > FEWEST else 0.0,
+        )  # fmt: skip
+
+    def seconds(most: int) -> float:
+        start = case.clock.now()
+        tested(most)
+        return case.clock.now() - start
+
+    wanted = min(MOST, max(len(truth.images), len(held_out)))
+    most = 0
+    if patience > 0 and seconds(FIRST) * FEWEST / FIRST <= patience:
+        pace = seconds(FEWEST) / FEWEST  # for one image of each kind; more of them take no longer each
+        most = int(min(wanted, (patience - (case.clock.now() - began)) / pace))
+    if most < min(FEWEST, wanted):
+        return {}, {"refused": case.options.minutes}
+    rows, found = tested(most)
+    thinned = most < max(len(truth.images), len(held_out))
+    names = ("statistic", "layer", "knowledge", "doubt")
     tensors = {"traces": found.traces, "held_out": found.held_out, "rows": rows}
-    return tensors, {"statistic": found.statistic, "layer": found.layer, "knowledge": found.knowledge}
+    return tensors, {name: getattr(found, name) for name in names} | {"thinned": thinned}
 
 
-def _tested(case: Case, truth: Truth, held_out: Tensor, most: int) -> tuple[Tensor, Membership]:
-    """The test with at most this number of images of each kind, and the numbers of the training images it had."""
-    rows, others = chosen(len(truth.images), most), chosen(len(held_out), most)
-    return rows, told_apart(
-        case.subject, Given(truth.images[rows]), Given(held_out[others]), MembershipOptions(), mean=truth.mean,
-        std=truth.std, device=case.device, at_other_scales=False,
-    )  # fmt: skip
-
-
-def _parsed(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Membership:
-    """The test at the finest rate of false positives that the held-out images resolve, down to `LEVEL`."""
+def _parsed(tensors: Mapping[str, Tensor], description: Mapping[str, Any]) -> Membership | _Refused:
+    if "refused" in description:
+        return _Refused(float(description["refused"]))
     ours, theirs = tensors["traces"], tensors["held_out"]
-    level = max(LEVEL, 1 / (len(theirs) + 1))
     names = tuple(str(i + 1) for i in tensors["rows"].tolist())
-    compared = rates(ours, theirs, at=tuple(dict.fromkeys([level, *RATES])))
-    return Membership(names, ours, theirs, compared, level, **description)
+    return Membership(names, ours, theirs, rates(ours, theirs), LEVEL, **description)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.auditing.agreement import ALIKE
-from palimpsest.auditing.ladder import NO_TIME, Attacker
+from palimpsest.auditing.ladder import NO_TIME, NOT_CHOSEN, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, exposed, irreplaceable, publications
@@ -143,7 +143,7 @@ class Audit(Reading):
         read = [rung.reading for rung in rungs if rung.reading is not None]
         chosen = decisive(read)
         stopped = not all(each.finished for each in read) or any(rung.late for rung in rungs)
-        verdict = replace(chosen.verdict, advice=_advice(chosen, read, stopped=stopped))
+        verdict = replace(chosen.verdict, advice=_advice(chosen, read, rungs, stopped=stopped))
         tried = irreplaceable([rung for rung in rungs if rung.reading is not None or rung.failed or rung.late])
         failed = [rung for rung in tried if rung.failed]
         if verdict.outcome is Outcome.NO_EVIDENCE:
@@ -172,10 +172,13 @@ class Audit(Reading):
         return publications(self.rungs, self.doubts)
 
     @property
-    def told_apart(self) -> str:
+    def membership_sentence(self) -> str:
         """Whether the training images can be told from held-out ones, and with what knowledge; empty if not tested."""
-        found = self.membership
-        return "" if found is None else f"{found.sentence} This test knows {found.knowledge}."
+        if (found := self.membership) is None:
+            return ""
+        words = f"{found.sentence} This test knows {found.knowledge}."
+        words += " It left out some images, to save time." if found.thinned else ""
+        return words + (" It used the files and options that are in doubt." if self.doubts else "")
 
     @property
     def advice(self) -> str:
@@ -193,7 +196,7 @@ class Audit(Reading):
             *doubts,
             "May these files be published?",
             *answers,
-            *([self.told_apart] if self.told_apart else []),
+            *([self.membership_sentence] if self.membership_sentence else []),
             *([self.advice] if self.advice else []),
         ]
 
@@ -203,15 +206,18 @@ def _withheld(verdict: AuditVerdict, reason: Reason, words: str) -> AuditVerdict
     return replace(verdict, outcome=Outcome.NO_VERDICT, reason=reason, sentence=f"No verdict: {words}.")
 
 
-def _advice(chosen: Reading, read: Sequence[Reading], *, stopped: bool) -> str:
+def _advice(chosen: Reading, read: Sequence[Reading], rungs: Sequence[Rung], *, stopped: bool) -> str:
     """How to get a better answer: to the headline or, if that is leakage, for the files that are still undecided."""
     advice = chosen.verdict.advice
     if chosen.verdict.outcome is Outcome.LEAKAGE:
         undecided = [each for each in read if each.verdict.outcome in (Outcome.UNDECIDED, Outcome.NO_VERDICT)]
         if undecided and (more := decisive(undecided).verdict.advice):
             advice = f"For the undecided files: {more}"
-    if any(each.attacker.name in ("W0", "C") for each in read):
+    stronger = [rung for rung in rungs if rung.attacker.name in ("W0", "C")]
+    if any(rung.reading is not None for rung in stronger):
         advice = advice.replace(STRONGER, "")
+    elif any(rung.reason == NOT_CHOSEN for rung in stronger):
+        advice = advice.replace(STRONGER, "Without --rungs, the audit tests a stronger attacker.")
     advice = advice.replace(OUT_OF_TIME, "")
     if stopped:  # to continue this audit replaces a longer one in a new folder
         advice = f"{advice.replace(LONGER, '').strip().removesuffix('For the undecided files:')} {OUT_OF_TIME}"

@@ -7,6 +7,8 @@ images leave that were not trained on.
 from __future__ import annotations
 
 import copy
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -62,6 +64,8 @@ class Membership:
     """The material that the test used."""
     doubt: str = ""
     """A sign that the mean or the standard deviation is wrong, as a clause; empty if there is none."""
+    thinned: bool = False
+    """Whether some images were left out, to save time."""
 
     @property
     def named(self) -> Tensor:
@@ -105,9 +109,9 @@ class Membership:
 
 def told_apart(
     examined: Subject, given: Given, others: Given, options: MembershipOptions, *, mean: Scale, std: Scale,
-    device: torch.device | str, at_other_scales: bool = True,
+    device: torch.device | str, patience: float = math.inf,
 ) -> Membership:  # fmt: skip
-    """The test itself. If nothing is found, it also tries other scales, unless the caller has done that."""
+    """The test itself. If nothing is found, it also tries other scales, unless that takes more than the patience."""
     model, loss, level = copy.deepcopy(examined.model).to(device), options.loss, options.level
     segments = [(_on(a, device), _on(b, device)) for a, b in segments_of(examined)]
     by_loss = options.statistic == "loss" or (options.statistic is None and loss is not None and not segments)
@@ -117,13 +121,15 @@ def told_apart(
             return loss_trace(model, x, _labels(some, rest), loss, classes=len(rest.classes) or None)
         return traces(model, segments, x, statistic=options.statistic)
 
+    began = time.monotonic()
     found = traced(seen(model, given, others, mean, std), given, others)
+    seconds = time.monotonic() - began
     ours, theirs = found.values.cpu().split([len(given), len(others)])
     compared = rates(ours, theirs, at=tuple(dict.fromkeys([level, *RATES])))
     doubt = ""
-    if compared.verdict.outcome is Outcome.NO_EVIDENCE and at_other_scales:
+    if compared.verdict.outcome is Outcome.NO_EVIDENCE and seconds * len(common_scales(given.images)) <= patience:
         doubt = _other_scale(given.thinned(RETESTED), others.thinned(RETESTED), model, traced)
-    known = _knowledge(len(segments), found.statistic)
+    known = _knowledge(examined, found.statistic)
     return Membership(given.names, ours, theirs, compared, level, found.statistic, found.layer, known, doubt)
 
 
@@ -162,12 +168,13 @@ def _labels(given: Given, held_out: Given) -> Tensor:
     return torch.cat([given.labels, held_out.labels.to(given.labels)])
 
 
-def _knowledge(segments: int, statistic: Statistic) -> str:
+def _knowledge(examined: Subject, statistic: Statistic) -> str:
     if statistic == "loss":
         return "the final weights and the labels"
-    if segments > 1:
-        return f"the weights at both ends of {segments} segments"
-    return "the initial and the final weights" if segments else "the final weights"
+    if examined.segments:
+        parts = len(examined.segments)
+        return f"the weights before and after {'one part' if parts == 1 else f'each of {parts} parts'} of the training"
+    return "the final weights" if examined.initial is None else "the initial and the final weights"
 
 
 def _on(state: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:

@@ -26,6 +26,7 @@ CERTAIN = 0.8  # probability that one candidate must reach for a claim
 FEWEST = 5  # likely candidates of the control that can confirm the estimates
 CONFIRMED = 0.8  # share of the control's likely candidates that must be real, if the estimates are not calibrated
 READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
+NO_MORE = 0.95  # of the same part: such a network explains no more than the negative control does
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
 AS_FAR = 0.9  # of the subject's distance: a control that moved less is easier to read
 CROWD = 2.0  # likely candidates per training image, beyond which the estimates do not hold for this network
@@ -159,8 +160,10 @@ class Evidence:
     @property
     def noisy(self) -> bool:
         """Whether the change of the weights looks like noise: the same effort explains the positive control alone."""
-        control = self.positive is not None and self.explains(self.positive.ranking)
-        return self.method in CHANGES and control and not self.explains(self.ranking)
+        if self.method not in CHANGES or self.positive is None or self.negative is None:
+            return False
+        ours, chance = (1 - ranking.explained for ranking in (self.ranking, self.negative))
+        return self.explains(self.positive.ranking) and ours >= NO_MORE * chance
 
     @property
     def bar(self) -> float:
@@ -288,12 +291,14 @@ def _obstacles(e: Evidence) -> Reasons:
 def _far(e: Evidence, floor: float) -> Reasons:
     """The given images leave much of the change unexplained. Is that the method, noise, or are they other images?"""
     if e.trace is not None and e.trace <= CLEAR:
-        advice = "Adam and long training have this effect. The command membership names training images."
+        advice = "Adam and long training have this effect, and so has a wrong mean or standard deviation."
         words = f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights"
         yield Reason.UNDESCRIBED, words, advice
+    elif e.trace is not None and e.trace <= SUGGESTIVE:
+        return  # there may be traces, so it is neither noise nor a training on others
     elif e.noisy:
         yield Reason.NOISE, f"{NOISY}. {_unexplained(floor)}", PRIVATE
-    elif e.trace is not None and e.trace > SUGGESTIVE:
+    elif e.trace is not None:
         words = "the given images may not be those behind these weights. They left no larger traces than held-out ones"
         advice = "Check that these are the training images, as training saw them: mean, deviation, augmentation."
         yield Reason.OTHER_IMAGES, f"{words}, and leave {floor:.0%} of the target unexplained", advice

@@ -22,7 +22,8 @@ from palimpsest.execution.workers import cluster
 from palimpsest.files.schema import check_options
 from palimpsest.runs.journal import printable
 
-SAME = "network network_args weights key shape held_out mean std".split()  # options that membership has, too
+SAME = "network network_args weights key initial initial_key checkpoints updates shape held_out mean std".split()
+LOSS = {False: "logistic", True: "cross_entropy"}  # the likelier one, by whether there are several outputs
 
 
 @dataclass
@@ -129,18 +130,19 @@ class AuditCommand:
         return decision.status
 
     def _membership(self, found: auditing.Audit) -> list[str]:
-        """The command that tests membership by the loss. Given the change of the weights, the audit tests it itself."""
-        if self.data is None or self.held_out is None or found.doubts or found.preflight.related is True:
+        """The command that tests membership, if there are images for it, and the audit could not do it."""
+        if self.data is None or self.held_out is None or found.doubts or found.membership is not None:
             return []
-        several = found.preflight.outputs > 1
+        several, change = found.preflight.outputs > 1, found.preflight.related is True
         words = {"out": f"{self.out}-membership"} | {name: getattr(self, name) for name in SAME}
-        words |= {"images": self.data, "loss": "cross_entropy" if several else "logistic"}
+        words |= {"images": self.data} if change else {"images": self.data, "loss": LOSS[several]}
         command = ["palimpsest", "membership"]
         for name, value in words.items():
             values = value if isinstance(value, tuple) else () if value is None else (value,)
             command += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
-        remark = f"(--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
-        return [f"To test membership of single images, run {remark}:", f"  {printable(shlex.join(command))}"]
+        by_loss = f" (--loss as in training: {LOSSES[several]}; both folders need a sub-folder per class)"
+        remark = "" if change else by_loss
+        return [f"To test membership of single images, run{remark}:", f"  {printable(shlex.join(command))}"]
 
     def _executor(self) -> AbstractContextManager[Executor | None]:
         return nullcontext() if self.cluster is None else cluster(self.cluster)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
@@ -99,7 +98,7 @@ class Processes:
         return [k * rank // self.count for rank in range(self.count + 1)]
 
 
-_ASKED_TO_END = threading.Event()  # by torchrun's signal
+_signals: list[object] = []  # by which torchrun asked this process to end
 
 
 @contextmanager
@@ -108,7 +107,7 @@ def _all_alive() -> Iterator[None]:
 
     A signal is noted, and takes effect here. An exception that it raised in the middle of torch could become another.
     """
-    if _ASKED_TO_END.is_set():
+    if _signals:
         raise ProcessEndedError()
     try:
         yield
@@ -139,8 +138,8 @@ def joined_by_torchrun(device: torch.device) -> Iterator[dist.ProcessGroup | Non
         return
     dist.init_process_group("cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo")
     if device.type == "cpu":  # with a GPU, Python could be waiting for it, and would not react to torchrun's signal
-        _ASKED_TO_END.clear()
-        signal.signal(signal.SIGTERM, lambda *_: _ASKED_TO_END.set())
+        _signals.clear()
+        signal.signal(signal.SIGTERM, lambda number, _: _signals.append(number))
     yield dist.group.WORLD
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     dist.destroy_process_group()  # not after an error: it could wait for a process that is gone

@@ -319,6 +319,7 @@ def _run(solver: Solver, good: State, watchers: Sequence[Callback]) -> State:
                 for callback in callbacks:
                     callback.on_record(good, new.history[-1])
             good, state = good if callbacks else state, new  # a process keeps all candidates only to save them
+        whole = solver.whole(state)
     except BaseException as stop:
         alone, diverged = solver.processes.count == 1, isinstance(stop, DivergenceError)
         last = state if alone and not diverged and bool(state.x.isfinite().all()) else good
@@ -326,7 +327,6 @@ def _run(solver: Solver, good: State, watchers: Sequence[Callback]) -> State:
             for callback in reversed(started):
                 calls.callback(callback.on_stop, last)
             raise
-    whole = solver.whole(state)
     with ExitStack() as calls:
         for callback in reversed(callbacks):
             calls.callback(callback.on_end, whole)
