@@ -113,7 +113,8 @@ def by_kind(others: Sequence[fitting.Read], fit: Sequence[fitting.Read], b: dict
         these = [each for each in others if each.kind == kind]
         bins, configurations = fitting.bins(these, b), len({each.configuration for each in these})
         rows.append({
-            "kind": vars(kind), "networks": len(these), "configurations": configurations, "in fit": sum(each.kind == kind for each in fit),
+            "kind": vars(kind), "networks": len(these), "configurations": configurations,
+            "in fit": sum(each.kind == kind for each in fit),
             "candidates": sum(int(each.shown.sum()) for each in these), "bins": bins,
             "calibrated": fitting.calibrated(bins, configurations),
         })  # fmt: skip

@@ -11,7 +11,15 @@ import tables
 from ranking_map.fitting import BINS, FULL, OFF
 
 Rows = Sequence[Mapping[str, Any]]
-COLUMNS = ("method", "searched", "layers", "outputs", "networks in fit and validation", "candidates", "probabilities")
+COLUMNS = (
+    "method",
+    "searched",
+    "layers",
+    "outputs",
+    "networks in fit and validation (configurations)",
+    "candidates",
+    "probabilities",
+)
 
 
 def table(kinds: Rows) -> str:
@@ -22,7 +30,7 @@ def table(kinds: Rows) -> str:
         kind, bins = row["kind"], {each["bin"]: each for each in row["bins"]}
         cells = [_cell(bins.get(i)) for i in range(BINS)]
         said = "calibrated" if row["calibrated"] else "ranks only"
-        networks = f"{row['in fit']} + {row['networks']}"
+        networks = f"{row['in fit']} + {row['networks']} ({row['configurations']})"
         rows.append([*kind.values(), networks, row["candidates"], said, *cells])
     return tables.markdown([*COLUMNS, *scale], rows)
 
