@@ -1,6 +1,6 @@
 """What each piece of knowledge adds: an audit of a network of 40 pictures, with all that its training left behind.
 
-python experiments/ladder.py             writes docs/results/ladder.json and the table in docs/auditing.md
+python experiments/ladder.py             writes docs/results/ladder.json, and the table and answers in docs/auditing.md
 python experiments/ladder.py --small     a version of seconds, which writes nothing
 """
 
@@ -51,6 +51,13 @@ def rows(found: pal.auditing.Audit) -> list[dict]:
     ]  # fmt: skip
 
 
+def answers(found: pal.auditing.Audit) -> str:
+    """The answers as the terminal shows them, indented as Markdown wants it."""
+    first = found.summary.index("May these files be published?")
+    lines = found.summary[first : first + 1 + len(found.publications)]
+    return "\n" + "".join(f"    {line}\n" for line in lines) + "\n"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=8.0)
@@ -65,6 +72,7 @@ def main() -> None:
         content = made_by("python experiments/ladder.py") | {"rows": made}
         RESULTS.write_text(json.dumps(content, indent=1) + "\n")
         tables.write(PAGE, table)
+        tables.write(PAGE, answers(found), "answers")
 
 
 if __name__ == "__main__":
