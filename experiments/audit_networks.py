@@ -34,7 +34,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 import palimpsest as pal
-from palimpsest.auditing.verdict import DESCRIBED, Reason
+from palimpsest.auditing.reasons import Reason
+from palimpsest.auditing.verdict import DESCRIBED
 from palimpsest.files.storage import write_atomically
 
 ROOT = Path(__file__).parents[1]

@@ -15,7 +15,7 @@ from palimpsest.auditing import attack, controls, further, plan, reading, speed
 from palimpsest.auditing.case import Case, Clock, OutOfTimeError
 from palimpsest.auditing.ladder import NO_TIME
 from palimpsest.auditing.options import Options
-from palimpsest.auditing.verdict import Reason
+from palimpsest.auditing.reasons import Reason
 from palimpsest.errors import DivergenceError, InvalidInputError
 
 OURS = fitted_mlp(steps=20)

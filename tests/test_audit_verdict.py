@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from palimpsest.auditing.ranking import Ranking
-from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, Reason, judge
+from palimpsest.auditing.reasons import Reason
+from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, judge
 from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 

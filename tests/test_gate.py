@@ -20,7 +20,7 @@ import palimpsest as pal
 from audited import mlp
 from palimpsest.auditing import Gate, compare, load
 from palimpsest.auditing.images import COLUMNS
-from palimpsest.auditing.verdict import Reason
+from palimpsest.auditing.reasons import Reason
 from palimpsest.cli.main import main
 from palimpsest.errors import RunFolderError
 

@@ -14,8 +14,9 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import MARGIN, untimed_plan
 from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.reading import AuditEffort
+from palimpsest.auditing.reasons import Reason
 from palimpsest.auditing.result import Audit, Reading, Rung, decisive
-from palimpsest.auditing.verdict import OUT_OF_TIME, Reason, judge
+from palimpsest.auditing.verdict import OUT_OF_TIME, judge
 from palimpsest.scoring import Outcome, score
 from palimpsest.scoring import judge as compared
 from test_audit_verdict import BLIND, READ

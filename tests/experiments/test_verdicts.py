@@ -10,7 +10,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.auditing.floor import floor
-from palimpsest.auditing.verdict import Reason
+from palimpsest.auditing.reasons import Reason
 
 LEAKS = {"name": "mlp-sgd", "holds them": True, "recovered": 9, "with images": "leakage", "reason": None, "rung": "C"}
 EMPTY = {"name": "mlp-private", "holds them": False, "recovered": 0, "with images": "leakage", "reason": None}

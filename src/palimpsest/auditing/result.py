@@ -14,8 +14,9 @@ from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.publication import Publication, decisive, exposed, irreplaceable, publications
 from palimpsest.auditing.reading import AuditEffort
+from palimpsest.auditing.reasons import Reason
 from palimpsest.auditing.told_apart import Membership
-from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence, Reason
+from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
 
