@@ -51,13 +51,43 @@ def shares(objective: Objective) -> list[float]:
 
 
 def residuals(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> list[dict[str, Tensor]]:
-    """r_j = T_j − Σ_i λ_ij f_j(x_i) for each target."""
+    """r_j = T_j − Σ_i λ_ij f_j(x_i) for each target, or T_j − a_j Σ_s h_s for a training by Adam."""
+    if isinstance(objective, pal.AdamPath):
+        return adam_residuals(objective, stages(objective, x, multipliers, labels))
     rs = targets(objective)
     for i, x_i in enumerate(x):
         features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
         slots = len(features) // len(rs)
         for s, (λ, f) in enumerate(zip(multipliers[i].flatten(), features, strict=True)):
             rs[s // slots] = {name: r - λ * f[name] for name, r in rs[s // slots].items()}
+    return rs
+
+
+def stages(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> list[dict[str, Tensor]]:
+    """v_s = Σ_i λ_is f_s(x_i) at each tangent point."""
+    vs = [{name: torch.zeros_like(t[0]) for name, t in objective.target.items()} for _ in objective.tangents]
+    for i, x_i in enumerate(x):
+        features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
+        slots = len(features) // len(vs)
+        for s, (λ, f) in enumerate(zip(multipliers[i].flatten(), features, strict=True)):
+            vs[s // slots] = {name: v + λ * f[name] for name, v in vs[s // slots].items()}
+    return vs
+
+
+def adam_residuals(objective: pal.AdamPath, vs: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """T_j − a_j h_j with Adam's means of squares written out, and a_j by weighted least squares over all parameters."""
+    rs, w = targets(objective), objective.weights
+    per_segment = len(vs) // len(rs)
+    for j, T in enumerate(rs):
+        h = {name: torch.zeros_like(t) for name, t in T.items()}
+        for s in range(j * per_segment, (j + 1) * per_segment):
+            for name in h:
+                σ2 = torch.stack([v[name] for v in vs]).square().mean()
+                u = torch.stack([v[name] for v in vs[: s + 1]]).square().mean(0)
+                h[name] = h[name] + vs[s][name] / (u + objective.softness**2 * σ2 + 1e-300).sqrt()
+        rows = [torch.cat([w[n] ** 0.5 * t.flatten() for n, t in values.items()]) for values in (h, T)]
+        a = rows[0] @ rows[1] / (rows[0] @ rows[0])
+        rs[j] = {name: t - a * h[name] for name, t in T.items()}
     return rs
 
 
@@ -97,22 +127,35 @@ def gradients(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tens
     return torch.autograd.grad(loss(objective, x, λ, labels), (x, λ), materialize_grads=True)
 
 
-def pull_gradients(objective, x: Tensor, multipliers_i: Tensor, label: Tensor | None, rs: list) -> Tensor:
-    """∇_x Σ_s λ_s ⟨w∘r, f_s(x)⟩ for fixed residuals, at each of these images with the multipliers of one candidate."""
+def pulls(objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> list[dict[str, Tensor]]:
+    """−½ ∂L/∂v for each part of v: w∘r times the share of its segment; by autograd for a training by Adam."""
+    if not isinstance(objective, pal.AdamPath):
+        rs = residuals(objective, x, multipliers, labels)
+        w, pairs = weights(objective, rs), zip(shares(objective), rs, strict=True)
+        return [{name: share * w[name] * t for name, t in r.items()} for share, r in pairs]
+    vs = stages(objective, x, multipliers, labels)
+    vs = [{name: t.detach().requires_grad_() for name, t in v.items()} for v in vs]
+    L = norm_squared(objective, adam_residuals(objective, vs))
+    slopes = iter(torch.autograd.grad(L, [t for v in vs for t in v.values()], materialize_grads=True))
+    return [{name: -next(slopes) / 2 for name in v} for v in vs]
+
+
+def pull_gradients(objective, x: Tensor, multipliers_i: Tensor, label: Tensor | None, us: list) -> Tensor:
+    """∇_x Σ_s λ_s ⟨u, f_s(x)⟩ for fixed pulls u, at each of these images with the multipliers of one candidate."""
     x = x.clone().requires_grad_()
-    points, w, pull = scalars(objective, x, label), weights(objective, rs), 0.0
+    points, pull = scalars(objective, x, label), 0.0
     for s, ((θ, φ), λ) in enumerate(zip(points, multipliers_i.reshape(len(points), -1), strict=True)):
-        j, f = s * len(rs) // len(points), gradient((φ @ λ).sum(), θ)
-        pull += shares(objective)[j] * sum((w[name] * r * f[name]).sum() for name, r in rs[j].items())
+        u, f = us[s * len(us) // len(points)], gradient((φ @ λ).sum(), θ)
+        pull += sum((u[name] * f[name]).sum() for name in u)
     return torch.autograd.grad(pull, x, materialize_grads=True)[0]
 
 
 def splitting_matrix(objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, h: float = 1e-5) -> Tensor:
     """S(x_i) = −2 ∇²_x Σ_s λ_is g_is by central differences of its gradient, a row for each direction."""
-    rs, matrices = residuals(objective, x, multipliers, labels), []
+    us, matrices = pulls(objective, x, multipliers, labels), []
     for i, x_i in enumerate(x):
         steps = h * torch.eye(x_i.numel(), dtype=x.dtype).reshape(-1, *x_i.shape)
-        rest = (multipliers[i], None if labels is None else labels[i], rs)
+        rest = (multipliers[i], None if labels is None else labels[i], us)
         forward, backward = (pull_gradients(objective, at, *rest).flatten(1) for at in (x_i + steps, x_i - steps))
         matrices.append(-2 * (forward - backward) / (2 * h))
     return torch.stack(matrices).mT

@@ -118,6 +118,18 @@ OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to m
         3,
         lambda model, initial: pal.Path(model, on_the_way(model, initial, 2), at=(0.2, 0.7), sharpness=4.0),
     ),
+    "adam": (
+        1,
+        lambda model, initial: pal.AdamPath(
+            model, [initial, model.state_dict()], at=(0.1, 0.5, 0.8), sharpness=4.0, weights="auto"
+        ),
+    ),
+    "adam-segments-outputs": (
+        3,
+        lambda model, initial: pal.AdamPath(
+            model, on_the_way(model, initial, 2), at=(0.2, 0.9), softness=0.3, sharpness=4.0
+        ),
+    ),
     "gradient-outputs": (
         3,
         lambda model, initial: pal.Gradient(model, some_gradient(model), sharpness=4.0, weights="auto"),

@@ -78,6 +78,7 @@ class Objective(ABC):
     label_kind: Labels = Unlabelled()  # the labels that candidates carry
     exact_forward: bool = False  # whether ReLUs keep their values, and only their derivatives are smoothed
     whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
+    apart: bool = False  # whether v keeps the parts of its tangent points, on its first axis, instead of their sums
 
     @torch.inference_mode(False)  # the copies can then be differentiated, in whatever mode the caller is
     def __init__(
@@ -138,7 +139,12 @@ class Objective(ABC):
 
     def residual(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """r = T − v, keyed by parameter name."""
-        return self._minus(self.represent(x, multipliers, labels))
+        return self._residual(self.represent(x, multipliers, labels))
+
+    def pull(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
+        """−½ ∂L/∂v, shaped like v: w∘r, unless the method says otherwise."""
+        v = self.represent(x.detach(), multipliers.detach(), labels)
+        return {name: -u for name, u in self._error_and_pull(v)[1].items()}
 
     def loss(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
         """L = Σ_p w_p ‖r_p‖², not averaged over candidates or parameters."""
@@ -168,23 +174,25 @@ class Objective(ABC):
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         if len(chunks) == 1:
             v, adjoint = self._linearise(bound.layers, *chunks[0])
-            e = self._error(self._processes.total(v))
-            half_dx, half_dλ = adjoint(self._weigh(e))
+            e, u = self._error_and_pull(self._processes.total(v))
+            half_dx, half_dλ = adjoint(u)
             return e, half_dx, half_dλ
-        e = self._error(self._processes.total(self.explained(bound.layers, x, multipliers, labels)))
-        u = self._weigh(e)
+        e, u = self._error_and_pull(self._processes.total(self.explained(bound.layers, x, multipliers, labels)))
         parts = [self._linearise(bound.layers, *chunk)[1](u) for chunk in chunks]
         half_dx, half_dλ = map(torch.cat, zip(*parts, strict=True))
         return e, half_dx, half_dλ
 
     def curvature(
-        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, residual: Parameters | None = None
+        self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None, *, pull: Parameters | None = None
     ) -> Operator:
-        """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual."""
+        """The operator v ↦ (S(x_1) v_1, …, S(x_k) v_k), with S(x_i) = −2 ∇²_x Σ_s λ_is g_is at a fixed residual.
+
+        ``pull`` is that of all candidates, if these are not all.
+        """
+        u = pull or self.pull(x, multipliers, labels)
         x = autograd.leaf(x)
         v = self.represent(x, multipliers.detach(), labels)
-        r = residual or self._minus({name: value.detach() for name, value in v.items()})
-        (λ_grad_g,) = autograd.adjoint(v, (x,), self._weigh(r), differentiable=True)
+        (λ_grad_g,) = autograd.adjoint(v, (x,), u, differentiable=True)
         return autograd.directional(-2 * λ_grad_g, x)
 
     def hessian(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Operator:
@@ -201,15 +209,15 @@ class Objective(ABC):
     def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
         """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
         x, λ = x.detach(), multipliers.detach()
-        layers, r = self.bind(x, λ, labels).layers, self.residual(x, λ, labels)
+        layers, v, u = self.bind(x, λ, labels).layers, self.represent(x, λ, labels), self.pull(x, λ, labels)
         chunks = self.chunks(*self.mine(x, λ, labels))
 
         def product(direction: Tensor) -> Tensor:
             parts = list(zip(chunks, self._processes.mine(direction).split(len(chunks[0][0])), strict=True))
             Jv = _total(autograd.pushed(self._represent, chunk, part) for chunk, part in parts)
-            Jv = self._weigh_change(r, self._processes.total(Jv))
+            Jv = self._pull_change(v, self._processes.total(Jv))
             rows = [
-                self.curvature(*chunk, residual=r)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
+                self.curvature(*chunk, pull=u)(part) + 2 * self._linearise(layers, *chunk)[1](Jv)[0]
                 for chunk, part in parts
             ]
             return self.joined(torch.cat(rows), len(x))
@@ -233,6 +241,10 @@ class Objective(ABC):
             return self.weights.value(squares)
         return autograd.total([self.weights[name] * square for name, square in squares.items()])
 
+    def length_squared(self, v: Parameters) -> Tensor:
+        """The size of something that candidates explain, on the scale of the target."""
+        return self.norm_squared(v)
+
     # --- the pieces ------------------------------------------------------------------------------
 
     def _φ(self, outputs: Tensor, labels: Tensor | None) -> Tensor:
@@ -245,10 +257,11 @@ class Objective(ABC):
 
     @torch.enable_grad()  # whoever asks: the multipliers of each point are parts of all, and keep their graph
     def _nodes(self, multipliers: Tensor) -> list[list[tuple[Parameters, Tensor]]]:
-        """(θ_s, λ_s) for each tangent point of each target."""
+        """(θ_s, λ_s) for each tangent point, in groups that v adds up: those of each target, or each alone."""
         λs = multipliers.unbind(1) if self.segments.shape else (multipliers,)
         points = iter(self.tangents)
-        return [[(next(points), λ_s) for λ_s in (λ.unbind(1) if self._several_tangents else (λ,))] for λ in λs]
+        nodes = [[(next(points), λ_s) for λ_s in (λ.unbind(1) if self._several_tangents else (λ,))] for λ in λs]
+        return [[node] for group in nodes for node in group] if self.apart else nodes
 
     def _represent(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Parameters:
         """v by autograd, with a graph if x or λ asks for derivatives."""
@@ -277,8 +290,10 @@ class Objective(ABC):
             return _copied(v), partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
         engine = partial(dense.linearise, layers, exact_forward=self.exact_forward, linear=self.linear)
-        v = {name: torch.empty_like(t) for name, t in self.target.items()}
-        targets = zip(self._nodes(multipliers), self.segments.divided(v), strict=True)
+        groups = self._nodes(multipliers)
+        axes = [len(groups)] if self.segments.shape else []
+        v = {name: t.new_empty((*axes, *t.shape[len(axes) :])) for name, t in self.target.items()}
+        targets = zip(groups, self.segments.divided(v), strict=True)
         adjoints = [engine(nodes, φ, images.flatten(1), self.sharpness, into=v_j) for nodes, v_j in targets]
 
         def pulled_back(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
@@ -294,13 +309,14 @@ class Objective(ABC):
         chunks = self.chunks(x.detach(), multipliers.detach(), labels)
         return _total(self._represent(*c) if layers is None else self._linearise(layers, *c)[0] for c in chunks)
 
-    def _minus(self, v: Parameters) -> Parameters:
-        """T − v."""
+    def _residual(self, v: Parameters) -> Parameters:
+        """r = T − v."""
         return {name: t - v[name] for name, t in self.target.items()}
 
-    def _error(self, v: Parameters) -> Parameters:
-        """v − T in the memory of v, which saves a pass over memory."""
-        return {name: v[name].sub_(t) for name, t in self.target.items()}
+    def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
+        """e = −r, in the memory of v to save a pass over memory, and ½ ∂L/∂v = w∘e."""
+        e = {name: v[name].sub_(t) for name, t in self.target.items()}
+        return e, self._weigh(e)
 
     def _squares(self, r: Parameters) -> Parameters:
         return {name: self.segments.square(t) for name, t in r.items()}
@@ -312,10 +328,10 @@ class Objective(ABC):
             return {name: w[name] * t for name, t in r.items()}
         return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
 
-    def _weigh_change(self, r: Parameters, change: Parameters) -> Parameters:
-        """The derivative of r ↦ w∘r along a change of r. Fixed weights make this map linear."""
+    def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
+        """The derivative of v ↦ ½ ∂L/∂v along a change of v. Fixed weights make this map linear."""
         if isinstance(self.weights, weighting.Likelihood):
-            return torch.func.jvp(self._weigh, (r,), (change,))[1]
+            return torch.func.jvp(self._weigh, (self._residual(v),), (change,))[1]
         return self._weigh(change)
 
     # --- candidates: their space, outputs, multipliers and chunks -----------------------------------
@@ -381,7 +397,7 @@ class Objective(ABC):
         if self._space is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         space = space.to(self.device, self.dtype)
-        if isinstance(space, Subspace):
+        if isinstance(space, Subspace) and not self.apart:  # a smaller network would not have the same parts
             self.check_network(space.offset[None])
             if layers := self.dense_layers(space.offset[None]):
                 known = (self.target, self.tangents, self.weights, self.whitening, self.segments.shares)

@@ -45,10 +45,10 @@ class Segments:
         return {name: torch.stack([part[name] for part in parts]) for name in parts[0]}
 
     def divided(self, values: Mapping[str, Tensor]) -> list[Mapping[str, Tensor]]:
-        """The values for each target, one dictionary each."""
+        """The values on the first axis, one dictionary each."""
         if self.lengths is None:
             return [values]
-        return [{name: t[j] for name, t in values.items()} for j in range(len(self.lengths))]
+        return [{name: t[j] for name, t in values.items()} for j in range(len(next(iter(values.values()))))]
 
     def square(self, t: Tensor) -> Tensor:
         """‖t‖²; with several targets, (1/m) Σ_j ‖t_j‖² / ‖T_j‖²."""

@@ -104,7 +104,7 @@ class Solver:
         """
         signs = [2.0 * torch.randint(2, like.shape, generator=generator).to(like) - 1.0 for _ in range(4)]
         scaled = [s * self._scale(s) for s in signs]
-        squares = [self.objective.norm_squared(self.objective.represent(x, s, labels)) for s in scaled]
+        squares = [self.objective.length_squared(self.objective.represent(x, s, labels)) for s in scaled]
         return float((self.T2 / torch.stack(squares).mean()).sqrt())
 
     def _scale(self, like: Tensor) -> Tensor | float:

@@ -136,7 +136,7 @@ def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: 
     layers, k = objective.bind(x, multipliers, labels).layers, len(x)
     x, λ, labels = objective.mine(x, multipliers, labels)
     alone = [(x[i], λ[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
-    squares = [objective.norm_squared(objective.explained(layers, *one)) for one in alone]
+    squares = [objective.length_squared(objective.explained(layers, *one)) for one in alone]
     return objective.joined(torch.stack(squares).sqrt(), k)
 
 

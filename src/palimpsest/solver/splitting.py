@@ -72,9 +72,9 @@ def eigenpairs(
     basis: int | None = None,
 ) -> Eigenpairs:
     """The smallest eigenpair of every S(x_i) with its error, chunk by chunk."""
-    r, parts = objective.residual(x, multipliers, labels), []
+    u, parts = objective.pull(x, multipliers, labels), []
     for chunk in objective.chunks(*objective.mine(x, multipliers, labels)):
-        S = objective.curvature(*chunk, residual=r)
+        S = objective.curvature(*chunk, pull=u)
         parts.append(smallest_eigenpairs(S, chunk[0], iterations=iterations, basis=basis))
     return Eigenpairs(*(objective.joined(torch.cat(rows), len(x)) for rows in zip(*parts, strict=True)))
 

@@ -1,0 +1,107 @@
+"""Path reconstruction of a training by Adam."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from palimpsest.errors import InvalidInputError
+from palimpsest.methods.path import Checkpoints, Path
+from palimpsest.objectives import weighting
+from palimpsest.objectives.adam_rule import adam_changes
+from palimpsest.objectives.autograd import Parameters, total
+
+STAGES = (0.1, 0.3, 0.5, 0.7, 0.9)
+
+
+class AdamPath(Path):
+    """The path method for a training by Adam or AdamW. It needs the weights before training.
+
+    Adam rescales every entry of a gradient. The change of the weights is then not a sum of gradients, and `pal.NTK` and
+    `pal.Path` read little. This method models the rescaling. Each segment θ_{j−1} → θ_j has stages, each with a tangent
+    point and multipliers:
+
+        v_s = Σ_i λ_is ∇_θ Φ(θ_s*, x_i)        T_j = θ_j − c_j θ_{j−1}
+        L = (1/m) Σ_j Σ_p w_p ‖T_jp − a_j h_jp‖² / ‖T_j‖²,   h_j = Σ_{s in j} h_s
+
+    h_s is what Adam makes of the gradients v; see `palimpsest.objectives.adam_rule`. a_j stands for the learning rate
+    and the number of steps. It is the best one: a_j = ⟨w∘h_j, T_j⟩ / ⟨w∘h_j, h_j⟩.
+
+    The optimiser's state and settings are not needed. The loss does not depend on the scale of all multipliers. It is
+    not convex in v, so splitting matrices do not bound its Hessian. ``represent`` has a first axis for all stages of
+    all segments. `Path` explains ``shrinkage``, and `Objective` explains ``sharpness`` and ``weights``.
+
+    Args:
+        model: the trained network.
+        checkpoints: as for `pal.Path`. ``[initial, model.state_dict()]`` is enough.
+        at: t of each stage, relative to each segment, in the order of the training. The multipliers have the shape
+            (k, m, stages). A network with C > 1 outputs adds an axis of length C. More stages read more, and cost
+            proportionally more.
+        softness: ε.
+
+    Examples:
+        >>> import torch
+        >>> from palimpsest.networks import MLP
+        >>> before, after = MLP(4, hidden=(8,)), MLP(4, hidden=(8,))
+        >>> objective = AdamPath(after, [before.state_dict(), after.state_dict()], at=(0.25, 0.75))
+        >>> round(float(objective.loss(torch.randn(3, 4), torch.zeros(3, 1, 2))), 6)
+        1.0
+    """
+
+    apart = True
+    weights: dict[str, float]
+
+    def __init__(
+        self,
+        model: nn.Module,
+        checkpoints: Checkpoints,
+        *,
+        at: Sequence[float] = STAGES,
+        softness: float = 0.1,
+        shrinkage: float | Sequence[float] = 1.0,
+        sharpness: float | None = None,
+        weights: weighting.Weights = None,
+    ) -> None:
+        if isinstance(at, int | float):
+            raise InvalidInputError(f"at is {at}; give a sequence, one point for each stage")
+        if not 0 <= softness < float("inf"):
+            raise InvalidInputError(f"softness is {softness}; give a finite number that is not negative")
+        super().__init__(model, checkpoints, at=at, shrinkage=shrinkage, sharpness=sharpness, weights=weights)
+        self.softness = softness
+
+    @property
+    def convex(self) -> bool:
+        return False
+
+    def length_squared(self, v: Parameters) -> Tensor:
+        """Σ_s of the size of v_s, each relative to the ‖T_j‖² of its segment."""
+        stages = {name: t.unflatten(0, (*self.segments.shape, -1)) for name, t in v.items()}
+        count = next(iter(stages.values())).shape[1]
+        return total([self.norm_squared({name: t[:, s] for name, t in stages.items()}) for s in range(count)])
+
+    def _residual(self, v: Parameters) -> Parameters:
+        return {name: -e for name, e in self._error_and_pull(v)[0].items()}
+
+    def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
+        """e_j = a_j h_j − T_j, and ½ ∂L/∂v. L does not change with a_j, the best one, so ½ ∂L/∂h_j = a_j w∘e_j."""
+        shares, stages = self.segments.shares, len(self.tangents) // len(self.segments.shares)
+        changes = {name: adam_changes(t.unbind(), self.softness) for name, t in v.items()}
+        h = {name: torch.stack(h_s).unflatten(0, (-1, stages)).sum(1) for name, (h_s, _) in changes.items()}
+        a = self._factors(h)
+        e = {name: a.view(-1, *[1] * (t.ndim - 1)) * t - self.target[name] for name, t in h.items()}
+        pull = {}
+        for name, (_, adjoint) in changes.items():
+            b = [share * self.weights[name] * a_j * e_j for share, a_j, e_j in zip(shares, a, e[name], strict=True)]
+            pull[name] = torch.stack(adjoint([b_j for b_j in b for _ in range(stages)]))
+        return e, pull
+
+    def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
+        return torch.func.jvp(lambda v: self._error_and_pull(v)[1], (v,), (change,))[1]
+
+    def _factors(self, h: Parameters) -> Tensor:
+        """a_j, and 0 if h_j = 0."""
+        hT = total([self.weights[name] * (t * self.target[name]).flatten(1).sum(1) for name, t in h.items()])
+        hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
+        return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)

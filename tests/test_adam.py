@@ -1,0 +1,84 @@
+"""Trainings by Adam, read through a model of its rescaling."""
+
+import copy
+
+import pytest
+import torch
+
+import palimpsest as pal
+from palimpsest.errors import InvalidInputError
+from palimpsest.objectives.adam_rule import adam_changes
+
+LONG = (0.0, 1 - 1e-10)  # betas: no momentum, and a mean of squares over all steps
+
+
+def test_the_rule_is_that_of_torch():
+    gradients = torch.randn(5, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    θ = torch.zeros(7, dtype=torch.float64, requires_grad=True)
+    rule, changes = torch.optim.Adam([θ], lr=0.1, betas=LONG, eps=0.0), []
+    for g in gradients:
+        before, θ.grad = θ.detach().clone(), -g
+        rule.step()
+        changes.append((θ.detach() - before) / 0.1)
+    assert torch.allclose(torch.stack(adam_changes(gradients.unbind(), 0.0)[0]), torch.stack(changes), rtol=1e-5)
+
+
+def trained(images, y, *, steps, rate, betas=(0.9, 0.999), widths=(9, 8)):
+    """A network after each step of Adam on all images, and the residuals with which it took the step."""
+    model = pal.networks.MLP(images.shape[1:], widths).to(images)
+    rule = torch.optim.Adam(model.parameters(), lr=rate, betas=betas, eps=1e-30)
+    states, residuals = [copy.deepcopy(model.state_dict())], []
+    for _ in range(steps):
+        rule.zero_grad()
+        off = model(images)[:, 0] - y
+        (off.square().sum() / 2).backward()
+        rule.step()
+        residuals.append(-off.detach())
+        states.append(copy.deepcopy(model.state_dict()))
+    return model, states, torch.stack(residuals, 1)
+
+
+def test_the_training_images_explain_every_step():
+    torch.manual_seed(0)
+    images, y = torch.rand(6, 1, 4, 4, dtype=torch.float64) - 0.5, torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
+    model, states, residuals = trained(images, y, steps=3, rate=0.01, betas=LONG)
+    objective = pal.AdamPath(model, states, at=(0.0,), softness=0.0)
+    assert float(objective.loss(images, residuals[:, :, None])) < 1e-9
+    assert float(objective.loss(images, 100 * residuals[:, :, None])) < 1e-9  # the scale is not in the weights
+    assert float(objective.loss(images.flip(0), residuals[:, :, None])) > 0.1
+    plain = pal.Path(model, states, at=0.0)
+    best = torch.linalg.lstsq(*features(plain, images, residuals.shape)).solution.view_as(residuals)
+    assert float(plain.loss(images, best)) > 0.05  # no sum of gradients explains them
+
+
+def features(objective, images, shape):
+    """Columns that the multipliers combine, and the target, of the quadratic loss of `pal.Path`."""
+    scale = torch.tensor(objective.segments.shares, dtype=images.dtype).sqrt()
+
+    def rows(values):
+        return torch.cat([(t.flatten(1) * scale[:, None]).flatten() for t in values.values()])
+
+    eye = torch.eye(shape[0] * shape[1], dtype=images.dtype).view(-1, *shape)
+    return torch.stack([rows(objective.represent(images, λ)) for λ in eye], 1), rows(objective.target)[:, None]
+
+
+def test_it_reads_more_than_a_sum_of_gradients():
+    data = pal.datasets.load("digits", per_class=5, seed=3)
+    torch.manual_seed(0)
+    images = data.centred(data.train.images)
+    model, states, _ = trained(images, data.train.labels.float(), steps=60, rate=1e-3, widths=(60, 60))
+    options = {"image_shape": data.image_shape, "candidates": 20, "steps": 400, "progress": False}
+    ends = [states[0], states[-1]]
+    ours = pal.reconstruct(pal.AdamPath(model, ends, weights="auto"), **options)
+    plain = pal.reconstruct(pal.Path(model, ends, at=(0.15, 0.85), weights="auto"), **options)
+    way = pal.reconstruct(pal.AdamPath(model, states[::20], at=(0.25, 0.75), weights="auto"), **options)
+    found = [pal.score(rec, data.train.images, mean=data.mean).ssim.mean() for rec in (plain, ours, way)]
+    assert found[0] + 0.1 < found[1] < found[2]
+
+
+def test_arguments_that_cannot_be_used_are_refused():
+    models = [pal.networks.MLP(4, (5,)) for _ in range(2)]
+    ends = [model.state_dict() for model in models]
+    for wrong in ({"at": 0.5}, {"at": ()}, {"softness": -0.1}, {"softness": float("nan")}, {"weights": "likelihood"}):
+        with pytest.raises(InvalidInputError):
+            pal.AdamPath(models[1], ends, **wrong)
