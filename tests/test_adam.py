@@ -1,6 +1,7 @@
 """Trainings by Adam, read through a model of its rescaling."""
 
 import copy
+from itertools import pairwise
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ def test_the_rule_is_that_of_torch():
         before, θ.grad = θ.detach().clone(), -g
         rule.step()
         changes.append((θ.detach() - before) / 0.1)
-    assert torch.allclose(torch.stack(adam_changes(gradients.unbind(), 0.0)[0]), torch.stack(changes), rtol=1e-5)
+    assert torch.allclose(adam_changes(gradients, 0.0)[0], torch.stack(changes), rtol=1e-5)
 
 
 def trained(images, y, *, steps, rate, betas=(0.9, 0.999), widths=(9, 8)):
@@ -49,6 +50,17 @@ def test_the_training_images_explain_every_step():
     plain = pal.Path(model, states, at=0.0)
     best = torch.linalg.lstsq(*features(plain, images, residuals.shape)).solution.view_as(residuals)
     assert float(plain.loss(images, best)) > 0.05  # no sum of gradients explains them
+
+
+def test_a_new_round_starts_the_mean_of_squares_again():
+    torch.manual_seed(0)
+    images, y = torch.rand(6, 1, 4, 4, dtype=torch.float64) - 0.5, torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
+    rounds = [trained(images, y, steps=2, rate=0.01, betas=LONG) for _ in range(2)]
+    λ = torch.cat([residuals for *_, residuals in rounds], 1)[:, :, None]
+    pairs = [pair for _, states, _ in rounds for pair in pairwise(states)]
+    objective = pal.AdamPath(rounds[1][0], pairs, at=(0.0,), softness=0.0)
+    assert objective.memories == [2, 2]
+    assert float(objective.loss(images, λ)) < 1e-9
 
 
 def features(objective, images, shape):

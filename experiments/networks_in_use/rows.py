@@ -30,7 +30,7 @@ class Training:
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    method: Literal["ntk", "kkt-signed"] = "ntk"
+    method: Literal["ntk", "adam", "kkt-signed"] = "ntk"
     at: tuple[float, ...] = (0.15, 0.85)
     per_image: float = 2.0
     """Candidates."""
@@ -75,6 +75,8 @@ class Row:
 
 SMALL_RATE = Training(rate=5e-5)
 MLP = Training(rate=1e-3, epochs=5000)
+ADAM = replace(MLP, optimiser="adam", rate=1e-4)
+BY_ADAM = Reading(method="adam", at=(0.1, 0.3, 0.5, 0.7, 0.9), per_image=1.5, steps=1500)
 DECAYED = replace(MLP, epochs=2000, tolerance=0.0)
 IN_SPAN = Reading(steps=3000, whitening=0.5)
 # As for 500 images in the experiments of `reproduce`, in the span of the first layer's change.
@@ -97,8 +99,12 @@ ROWS = {
         Row(name="mlp-momentum", kind="mlp", says="dense, full batch, momentum", n=100, training=MLP, reading=IN_SPAN),
         Row(name="mlp-minibatch", kind="mlp", says="dense, mini-batches of 10, plain SGD", n=100,
             training=replace(MLP, optimiser="sgd", batch=10, rate=2e-3), reading=IN_SPAN),
-        Row(name="mlp-adam", kind="mlp", says="dense, full batch, Adam", n=100,
-            training=replace(MLP, optimiser="adam", rate=1e-4), reading=Reading(steps=3000)),
+        Row(name="mlp-adam", kind="mlp", says="dense, full batch, Adam, read as if by SGD", n=100, training=ADAM,
+            reading=Reading(steps=3000)),
+        Row(name="mlp-adam-stages", kind="mlp", says="the same, read as a training by Adam", n=100, training=ADAM,
+            reading=BY_ADAM),
+        Row(name="mlp-adam-checkpoints", kind="mlp", says="the same, and 3 checkpoints on the way", n=100,
+            training=ADAM, reading=replace(BY_ADAM, at=(0.25, 0.75), segments=4)),
         *(
             Row(name=f"mlp-decay-{decay}-{name}", kind="mlp", says=f"dense, weight decay {decay}, {says}", n=100,
                 training=replace(DECAYED, decay=float(decay)), reading=reading)

@@ -61,6 +61,7 @@ def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading
         accuracy=None if case.truth is None else case.truth.accuracy(case.subject.model),
         majority=0.0 if case.truth is None else case.truth.majority(case.subject.outputs),
         method=plan.method,
+        rule=plan.rule,
         samples=case.options.samples,
         controls=case.options.controls,
         finished=tried.finished,

@@ -50,6 +50,7 @@ from palimpsest.files.series import InMemory, Sources
 from palimpsest.files.storage import digest, file_digest, save_tensors, write_atomically
 from palimpsest.runs.folder import RunFolder
 from palimpsest.runs.journal import note
+from palimpsest.runs.problems import Rule
 from palimpsest.scoring import Outcome
 from palimpsest.solver.reconstruction import refusing_unknown_keywords
 
@@ -74,6 +75,7 @@ def audit(
     device: torch.device | str = "cpu",
     minutes: Minutes = 10.0,
     rungs: tuple[RungName, ...] | None = None,
+    optimiser: Rule | None = None,
     weight_decay: bool = False,
     samples: Positive | None = None,
     candidates: Positive | None = None,
@@ -112,6 +114,8 @@ def audit(
         minutes: the time limit in minutes, used and kept to within a tenth.
         rungs: the attackers to try: ``"W"`` knows the final weights, ``"W0"`` also the initial ones, ``"C"`` also
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
+        optimiser: the optimiser of the training, ``"adam"`` (also AdamW) or ``"sgd"``. It changes how ``"W0"`` and
+            ``"C"`` read the change of the weights. None takes that of the optimiser's state, or ``"sgd"``.
         weight_decay: whether training used weight decay. It changes how ``"W"`` reads the final weights.
         samples: the number of training images, if known. The audit can often count them.
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80
@@ -119,6 +123,7 @@ def audit(
         steps: the number of gradient steps per restart.
         restarts: the number of independent restarts, at least two. None is two, and up to twelve while there is time.
         tangents: the number of tangent points of NTK, or of each segment of Path. Two recover more, at twice the cost.
+            After Adam, 1 and 2 stand for 3 and 5 points of NTK.
         control_steps: the maximum number of training steps for the positive control.
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from palimpsest import datasets
 from palimpsest.auditing.case import Case
+from palimpsest.auditing.moving import Moved, Tick, by_adam, by_descent, distance, moved_as_far
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
@@ -24,10 +25,7 @@ from palimpsest.objectives.binding import parameters_of
 from palimpsest.runs.journal import note
 from palimpsest.training import Fit, LossName, train
 
-Tick = Callable[[Mapping[str, Any]], object] | None
 LOSSES: dict[str, LossName] = {"kkt": "logistic", "multiclass": "cross_entropy"}
-TRAININGS, LEAST_POWER = 6, 0.3  # of the positive control, to move as far as the subject
-TOO_FAR, BEYOND = 1.3, 1.1  # of the subject's distance: the upper limit, and the aim
 CONTROL = Path("control.safetensors")  # in the folder of a rung
 BATCHES = 4  # in which an optimiser sees the public images, because the subject's are unknown
 
@@ -101,12 +99,6 @@ def _resized(images: Tensor, image_shape: tuple[int, ...]) -> Tensor:
     return sized.expand(-1, channels, -1, -1).contiguous()
 
 
-def distance(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> float:
-    """How far training went: ‖θ − θ_0‖, or ‖θ‖ if the start is unknown."""
-    start = {name: torch.zeros_like(t) if initial is None else initial[name].to(t) for name, t in θ.items()}
-    return math.hypot(*(float((t - start[name]).double().norm()) for name, t in θ.items()))
-
-
 def way(control: Subject, subject: Subject, plan: Plan) -> float:
     """How far the control moved, relative to the subject, on the segment where it moved least.
 
@@ -173,18 +165,21 @@ def trained_control(
     model.load_state_dict(model.state_dict() | statistics)
     y = public.labels if subject.outputs == 1 else F.one_hot(public.labels, subject.outputs)
 
-    def moved_as_far(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int) -> Fit:
+    training = by_adam if plan.rule == "adam" else by_descent
+    targets = y.float().to(device)
+
+    def moved(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int) -> Moved:
         model.load_state_dict(model.state_dict() | dict(start) | statistics)
         goal = distance({name: end[name] for name in parameters_of(model)}, start)
-        return _moved_as_far(model.to(device), goal, public.images, y.float(), steps, callback)
+        return moved_as_far(training, model.to(device), goal, public.images.to(device), targets, steps, callback)
 
     if plan.method == "path":
         steps = max(1, plan.control_steps // len(subject.segments))
-        fits = [moved_as_far(*segment, steps) for segment in subject.segments]
-        ends = [(start, fit.model.state_dict()) for (start, _), fit in zip(subject.segments, fits, strict=True)]
-        return replace(subject, model=fits[-1].model, segments=tuple(ends), moment=None)
+        found = [moved(*segment, steps) for segment in subject.segments]
+        ends = [(start, each.model.state_dict()) for (start, _), each in zip(subject.segments, found, strict=True)]
+        return replace(subject, model=found[-1].model, segments=tuple(ends), moment=None)
     if plan.method == "ntk" and subject.initial is not None:
-        fit = moved_as_far(subject.initial, subject.model.state_dict(), plan.control_steps)
+        fit: Moved | Fit = moved(subject.initial, subject.model.state_dict(), plan.control_steps)
     else:
         loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
         how: Any = {"loss": loss, "steps": plan.control_steps, "weight_decay": decay, "callback": callback}
@@ -231,32 +226,3 @@ def remembered_steps(subject: Subject) -> int:
     """3 / (1 − β): the number of steps that make 95 % of the moment."""
     βs = [s["betas"][0] if "betas" in s else s.get("momentum", 0.0) for s in _settings(subject).values()]
     return round(3 / (1 - max(βs)))
-
-
-def _moved_as_far(model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int, callback: Tick = None) -> Fit:
-    """Fit the targets Φ(x) + s·y, with s such that the network moves as far as the goal.
-
-    The distance is about a power of s, so a few trainings find it. All of them together take at most ``steps``.
-    """
-    s, power = 1.0, 1.0
-    fit, before = None, None
-    with torch.no_grad():
-        Φ = model(images.to(next(model.parameters()))).reshape(len(images), -1).cpu()
-    Φ = Φ[:, 0] if y.ndim == 1 else Φ
-    for _ in range(TRAININGS):
-        try:
-            fit = train(model, images, Φ + s * y, steps=steps, tolerance=0.01 * s, callback=callback)
-        except TrainingDivergedError:
-            if fit is None:
-                raise
-            break
-        steps -= int(fit.history[-1]["step"])
-        way = distance(parameters_of(fit.model), fit.initial)
-        if goal <= way <= TOO_FAR * goal or steps < 1 or way == 0:
-            break
-        if before is not None and way != before[1]:
-            power = min(max(math.log(way / before[1]) / math.log(s / before[0]), LEAST_POWER), 1.0)
-        before = (s, way)
-        s *= (BEYOND * goal / way) ** (1 / power)
-    assert fit is not None
-    return fit

@@ -14,6 +14,7 @@ from torch import Tensor
 from palimpsest.objectives import Objective
 
 ITERATIONS, PATIENCE = 200, 20
+RATE = 0.1  # of the multipliers, relative to their start, if L is not a quadratic
 GAIN = 1e-4  # of ‖T‖²: the search ends if PATIENCE iterations do not lower the floor by this much
 
 
@@ -31,6 +32,8 @@ def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) ->
     L is a quadratic in λ, so projected gradient descent with the steps of Barzilai and Borwein needs few iterations.
     """
     x = images.to(objective.device, objective.dtype)
+    if objective.apart:
+        return _descended(objective, x, labels)
     λ = torch.zeros(len(x), *objective.multiplier_shape(x)).to(x)
     L, _, gradient = objective.loss_and_gradients(x, λ, labels)
     T2 = best = float(L)
@@ -53,3 +56,15 @@ def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) ->
             break
         step, λ, gradient = float(moved.square().sum()) / curvature, new, new_gradient
     return best / T2
+
+
+def _descended(objective: Objective, x: Tensor, labels: Tensor | None) -> float:
+    """The same for a loss that is not quadratic in λ and does not depend on its scale, by Adam from random signs."""
+    signs = torch.randint(2, (len(x), *objective.multiplier_shape(x)), generator=torch.Generator().manual_seed(0))
+    λ = (2.0 * signs - 1).to(x)
+    rule, best = torch.optim.Adam([λ], lr=RATE), 1.0
+    for _ in range(ITERATIONS):
+        L, _, λ.grad = objective.loss_and_gradients(x, λ, labels)
+        best = min(best, float(L / objective.target_norm_squared))
+        rule.step()
+    return best

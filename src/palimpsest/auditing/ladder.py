@@ -16,7 +16,7 @@ from palimpsest.auditing.options import Options, RungName
 from palimpsest.auditing.preflight import Preflight, images_of_moment, images_of_start
 from palimpsest.auditing.subject import NOT_READ, Subject
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs.problems import Method
+from palimpsest.runs.problems import Method, Rule
 
 Name = RungName | Literal["T"]
 MATERIAL: dict[Name, str] = {
@@ -52,6 +52,7 @@ class Attacker:
         samples: the number of training images behind the target, if known.
         directions: the number of dimensions of their span, if the first layer shows it beyond doubt. The audit then
             searches that span instead of all images.
+        rule: the optimiser of the training. After Adam, the change of the weights is read in another way.
     """
 
     name: Name
@@ -60,6 +61,7 @@ class Attacker:
     segments: int = 1
     samples: int | None = None
     directions: int | None = None
+    rule: Rule = "sgd"
 
     @property
     def adds(self) -> str:
@@ -75,8 +77,22 @@ class Attacker:
 def attackers(subject: Subject, found: Preflight, options: Options, *, scored: bool) -> list[Attacker]:
     """Every rung, the one that knows least first. ``scored`` says whether the training images are given."""
     rungs = [_weights(subject, options), _initial(subject, found), _way(subject, found), _optimiser(subject)]
+    if rule_of(subject, options) == "adam":
+        rungs = [_by_adam(rung) if rung.method in ("ntk", "path") else rung for rung in rungs]
     reason = "the audit uses them for scores alone" if scored else "not given; --data adds scores"
     return [*(_counted(rung, options.samples) for rung in rungs), Attacker("T", None, reason)]
+
+
+def rule_of(subject: Subject, options: Options) -> Rule:
+    """The optimiser of the training: as the user says, or as its state in the file of the final weights shows."""
+    groups = (subject.optimiser or {}).get("param_groups", ())
+    return options.optimiser or ("adam" if any("betas" in group for group in groups) else "sgd")
+
+
+def _by_adam(rung: Attacker) -> Attacker:
+    """The same rung, read through a model of Adam. The first layer does not show the span of the images then."""
+    why = rung.why.replace("is a sum of gradients", "is what Adam makes of gradients")
+    return replace(rung, why=why, directions=None, rule="adam")
 
 
 def _counted(rung: Attacker, samples: int | None) -> Attacker:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from palimpsest.files.schema import Positive, Range
+from palimpsest.runs.problems import Rule
 
 RungName = Literal["W", "W0", "C", "O"]
 Minutes = Annotated[float, Range(above=0)]
@@ -21,6 +22,9 @@ class Options:
     rungs: tuple[RungName, ...] | None = None
     """Attackers to try: W knows the final weights, W0 also the initial ones, C also checkpoints or updates, O also the
     optimiser's state. If omitted: all for which there is material. They share the time."""
+    optimiser: Rule | None = None
+    """Optimiser of the training: adam (also AdamW), or sgd. It changes how W0 and C read the change of the weights. If
+    omitted: that of the optimiser's state, or sgd."""
     weight_decay: bool = False
     """Whether training used weight decay. It changes how W reads the final weights."""
     samples: Positive | None = None
@@ -32,7 +36,8 @@ class Options:
     restarts: Restarts | None = None
     """Number of independent restarts, at least two. If omitted: two, and up to twelve while there is time."""
     tangents: Literal[1, 2] | None = None
-    """Tangent points of ntk, and of each segment of path. Two recover more, at twice the cost."""
+    """Tangent points of ntk, and of each segment of path. Two recover more, at twice the cost. After Adam, 1 and 2
+    stand for 3 and 5 points of ntk."""
     control_steps: Positive | None = None
     """Maximum number of training steps for the positive control."""
     total_variation: Strength | None = None

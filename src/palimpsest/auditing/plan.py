@@ -10,9 +10,14 @@ from dataclasses import dataclass, replace
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.runs.problems import Method, Within
+from palimpsest.runs.problems import Method, Rule, Within
 
-NODES = {1: (0.5,), 2: (0.15, 0.85)}  # tangent points of NTK, and of Path on each segment
+NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
+    ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
+    ("path", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
+    ("ntk", "adam"): {1: (0.17, 0.5, 0.83), 2: (0.1, 0.3, 0.5, 0.7, 0.9)},
+    ("path", "adam"): {1: (0.5,), 2: (0.25, 0.75)},
+}
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
 ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points read more from about here on
@@ -38,6 +43,12 @@ class Plan:
     control_images: int
     control_steps: int  # maximum number of training steps for the positive control
     seed: int
+    rule: Rule = "sgd"  # the optimiser of the training
+
+    @property
+    def nodes(self) -> dict[int, tuple[float, ...]]:
+        """The choices of tangent points; empty for methods without them."""
+        return NODES.get((self.method, self.rule), {})
 
     @property
     def record_every(self) -> int:
@@ -76,7 +87,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
     return Plan(
         method=attacker.method,
         within="everywhere" if attacker.directions is None else "span",
-        at=NODES[1] if attacker.method in ("ntk", "path") else (),
+        at=NODES[attacker.method, attacker.rule][1] if attacker.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
         restarts=NEEDED_RUNS,
@@ -84,6 +95,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
         control_images=min(n or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,
+        rule=attacker.rule,
     )
 
 
@@ -103,11 +115,10 @@ def timed_plan(plan: Plan, options: Options, budget: Budget) -> Plan:
         none, one = (budget.cost(replace(plan, at=at, steps=s), controls=options.controls) for s in (0, 1))
         return int((budget.seconds - none) / (one - none))
 
-    nodes = 1
-    if plan.at:
+    at = plan.at
+    if plan.nodes:
         enough = ENOUGH_IN_SPAN if plan.within == "span" else ENOUGH_STEPS
-        nodes = options.tangents or (2 if affordable(NODES[2]) >= enough else 1)
-    at = NODES[nodes] if plan.at else ()
+        at = plan.nodes[options.tangents or (2 if affordable(plan.nodes[2]) >= enough else 1)]
     return replace(plan, at=at, steps=options.steps or two_digits(min(max(affordable(at), FEWEST_STEPS), MOST_STEPS)))
 
 

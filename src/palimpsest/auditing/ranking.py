@@ -38,7 +38,8 @@ class Kind:
 
 
 def kind(subject: Subject, plan: Plan) -> Kind:
-    return Kind(plan.method, plan.within, _family(subject.model), "one" if subject.outputs == 1 else "several")
+    method = "adam" if plan.rule == "adam" else plan.method
+    return Kind(method, plan.within, _family(subject.model), "one" if subject.outputs == 1 else "several")
 
 
 def _family(model: nn.Module) -> str:

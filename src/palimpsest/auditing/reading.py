@@ -72,6 +72,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         image_shape=subject.image_shape,
         at=at or 0.5,
         within=None if plan.within == "span" else "everywhere",
+        rule=plan.rule,
     )
 
 
@@ -169,7 +170,9 @@ def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tenso
     problem.sharpness = SHARP
     T2 = problem.target_norm_squared
     loss = float(problem.loss(x, multipliers, labels) / T2)
-    shares = contributions(problem, x, multipliers, labels).square() / T2
+    # Adam hides the scale of gradients. There, the size of all candidates together stands for that of the target.
+    whole = problem.length_squared(problem.represent(x, multipliers, labels)) if problem.apart else T2
+    shares = contributions(problem, x, multipliers, labels).square() / whole
     return {"images": x.cpu(), "contributions": shares.cpu()}, {"loss": loss}
 
 

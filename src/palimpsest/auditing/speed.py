@@ -27,6 +27,7 @@ def measured_budget(case: Case, plan: Plan) -> Budget:
     """The time for this rung, and the speed of this machine or, if there are workers, of one of them."""
     [(_, measured)] = completed({"speed": partial(_speed, case.sent, plan)}, case.executor, seconds=case.patience)
     rate, training_rate, preparation = measured()
+    rate *= max(1, len(plan.at))  # as if with one tangent point
     floor = 0.0 if case.truth is None else ITERATIONS * len(case.truth.images) / plan.candidates
     return Budget(MARGIN * case.share * case.clock.seconds_left, rate, training_rate, preparation, floor)
 

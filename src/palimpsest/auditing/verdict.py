@@ -85,6 +85,7 @@ class Evidence:
         accuracy: the share of the training images that the network classifies correctly.
         majority: the share of their commonest class.
         method: the method that read the weights.
+        rule: the optimiser of the training that this method assumed.
         samples: the number of training images, as given or as counted.
         controls: whether a positive control was asked for.
         finished: whether there was time for everything that was planned.
@@ -101,6 +102,7 @@ class Evidence:
     accuracy: float | None = None
     majority: float = 0.0
     method: str = "ntk"
+    rule: str = "sgd"
     samples: int | None = None
     controls: bool = True
     finished: bool = True
@@ -257,7 +259,7 @@ def _obstacles(e: Evidence) -> Reasons:
     if e.floor is not None and e.floor > DESCRIBED:
         advice = f"From the final weights alone, only very long training can be read. {STRONGER}"
         if e.method in CHANGES:
-            advice = "Check the mean and standard deviation of training. Adam and long training also have this effect."
+            advice = f"A wrong mean or standard deviation has this effect. {_training(e)}"
         yield Reason.UNDESCRIBED, f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
     if e.negative is None:
         advice = "Some restarts diverged. Audit again in a new folder with another --seed." if e.finished else LONGER
@@ -267,7 +269,7 @@ def _obstacles(e: Evidence) -> Reasons:
 def _far(e: Evidence, floor: float) -> Reasons:
     """The given images leave much of the change unexplained. Is that the method, noise, or are they other images?"""
     if e.trace is not None and e.trace <= CLEAR:
-        advice = "Adam and long training have this effect, and so has a wrong mean or standard deviation."
+        advice = f"A wrong mean or standard deviation has this effect. {_training(e)}"
         words = f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights"
         yield Reason.UNDESCRIBED, words, advice
     elif e.trace is not None and e.trace <= SUGGESTIVE:
@@ -278,6 +280,11 @@ def _far(e: Evidence, floor: float) -> Reasons:
         words = "the given images may not be those behind these weights. They left no larger traces than held-out ones"
         advice = "Check that these are the training images, as training saw them: mean, deviation, augmentation."
         yield Reason.OTHER_IMAGES, f"{words}, and leave {floor:.0%} of the target unexplained", advice
+
+
+def _training(e: Evidence) -> str:
+    """Kinds of training that the method does not describe."""
+    return "So has long training." if e.rule == "adam" else "So has long training. After Adam, give --optimiser adam."
 
 
 def _unexplained(floor: float) -> str:

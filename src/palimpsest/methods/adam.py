@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.methods.path import Checkpoints, Path
+from palimpsest.methods.path import Checkpoints, Path, segments_of
 from palimpsest.objectives import weighting
 from palimpsest.objectives.adam_rule import adam_changes
 from palimpsest.objectives.autograd import Parameters, total
@@ -29,9 +30,12 @@ class AdamPath(Path):
     h_s is what Adam makes of the gradients v; see `palimpsest.objectives.adam_rule`. a_j stands for the learning rate
     and the number of steps. It is the best one: a_j = ⟨w∘h_j, T_j⟩ / ⟨w∘h_j, h_j⟩.
 
-    The optimiser's state and settings are not needed. The loss does not depend on the scale of all multipliers. It is
-    not convex in v, so splitting matrices do not bound its Hessian. ``represent`` has a first axis for all stages of
-    all segments. `Path` explains ``shrinkage``, and `Objective` explains ``sharpness`` and ``weights``.
+    A segment that starts where the last one ended continues Adam's mean of squares. Any other segment, such as a round
+    of federated learning, starts it again. The optimiser's state and settings are not needed.
+
+    The loss does not depend on the scale of all multipliers. It is not convex in v, so splitting matrices do not bound
+    its Hessian. ``represent`` has a first axis for all stages of all segments. `Path` explains ``shrinkage``, and
+    `Objective` explains ``sharpness`` and ``weights``.
 
     Args:
         model: the trained network.
@@ -70,6 +74,9 @@ class AdamPath(Path):
             raise InvalidInputError(f"softness is {softness}; give a finite number that is not negative")
         super().__init__(model, checkpoints, at=at, shrinkage=shrinkage, sharpness=sharpness, weights=weights)
         self.softness = softness
+        ends = segments_of(checkpoints)
+        starts = [0, *(j for j in range(1, len(ends)) if not _same(ends[j - 1][1], ends[j][0], self.target)), len(ends)]
+        self.memories = [len(at) * (after - before) for before, after in pairwise(starts)]
 
     @property
     def convex(self) -> bool:
@@ -87,14 +94,15 @@ class AdamPath(Path):
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
         """e_j = a_j h_j − T_j, and ½ ∂L/∂v. L does not change with a_j, the best one, so ½ ∂L/∂h_j = a_j w∘e_j."""
         shares, stages = self.segments.shares, len(self.tangents) // len(self.segments.shares)
-        changes = {name: adam_changes(t.unbind(), self.softness) for name, t in v.items()}
-        h = {name: torch.stack(h_s).unflatten(0, (-1, stages)).sum(1) for name, (h_s, _) in changes.items()}
+        runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)] for name, t in v.items()}
+        h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (-1, stages)).sum(1) for name, of in runs.items()}
         a = self._factors(h)
         e = {name: a.view(-1, *[1] * (t.ndim - 1)) * t - self.target[name] for name, t in h.items()}
         pull = {}
-        for name, (_, adjoint) in changes.items():
+        for name, of in runs.items():
             b = [share * self.weights[name] * a_j * e_j for share, a_j, e_j in zip(shares, a, e[name], strict=True)]
-            pull[name] = torch.stack(adjoint([b_j for b_j in b for _ in range(stages)]))
+            each = torch.stack(b).repeat_interleave(stages, 0).split(self.memories)
+            pull[name] = torch.cat([adjoint(b_s) for (_, adjoint), b_s in zip(of, each, strict=True)])
         return e, pull
 
     def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
@@ -105,3 +113,7 @@ class AdamPath(Path):
         hT = total([self.weights[name] * (t * self.target[name]).flatten(1).sum(1) for name, t in h.items()])
         hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
         return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)
+
+
+def _same(θ: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str]) -> bool:
+    return all(torch.equal(θ[name], other[name].to(θ[name])) for name in names)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.methods import KKT, NTK, Gradient, MulticlassKKT, Path
+from palimpsest.methods import KKT, NTK, AdamPath, Gradient, MulticlassKKT, Path
 from palimpsest.methods.path import Checkpoints
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Subspace
@@ -15,6 +15,7 @@ from palimpsest.span import first_dense_layer, span
 
 Method = Literal["ntk", "path", "gradient", "kkt", "kkt-signed", "multiclass"]
 Within = Literal["everywhere", "span"]
+Rule = Literal["sgd", "adam"]  # the optimiser of the training; sgd stands for momentum, too
 METHODS: dict[str, Method] = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}  # by training loss
 CHANGES = ("ntk", "path", "gradient")  # the methods whose target is a sum of gradients
 WHITENING = 0.5
@@ -32,6 +33,7 @@ def problem(
     weights: Literal["auto"] | None = "auto",
     within: Within | None = "everywhere",
     whitening: float | None = None,
+    rule: Rule = "sgd",
 ) -> tuple[Objective, Subspace | None]:
     """The objective of a method, and the subspace to search in; None stands for all images.
 
@@ -46,6 +48,7 @@ def problem(
         weights: ``"auto"`` lowers the weight of parameters that training images explain badly.
         within: None chooses the span of the first layer's change for NTK, Path and Gradient, if it is readable.
         whitening: how strongly these methods balance the directions of the span. None chooses 0.5.
+        rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
     """
     if initial is None and (method == "ntk" or (within == "span" and method not in CHANGES)):
         raise InvalidInputError("the NTK method and --within span need the weights before training; give --initial")
@@ -53,6 +56,12 @@ def problem(
         raise InvalidInputError("the path method needs weights on the way; give them by --checkpoints")
     if method == "gradient" and gradient is None:
         raise InvalidInputError("the gradient method needs a gradient; give one, or the state of the optimiser")
+    if rule == "adam" and method in ("ntk", "path"):
+        if within == "span" or whitening:
+            raise InvalidInputError("a training by Adam does not show the span; leave out --within and --whitening")
+        way = checkpoints if method == "path" else [(initial or {}, model.state_dict())]
+        assert way is not None
+        return AdamPath(model, way, at=(at,) if isinstance(at, int | float) else at, weights=weights), None
     ends: Mapping[str, Tensor] | Checkpoints | None = checkpoints if method == "path" else initial
     if method == "gradient" and gradient is not None:
         ends = as_change(gradient)
