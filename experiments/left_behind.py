@@ -39,6 +39,8 @@ KNOWN = (
     "and checkpoints",
     "final weights and optimiser's state",
     "and initial weights, Adam undone",
+    "and initial weights, read as Adam",
+    "and checkpoints, read as Adam",
 )
 
 
@@ -130,6 +132,8 @@ def objectives(kind: Kind, left: Left) -> dict[str, tuple[Any, Any]]:
         middle = {name: (first[name] + end[name]) / 2 for name in end}
         undone = pal.undo_adam(model, first, left.optimiser)
         found[KNOWN[4]] = (pal.Gradient(model, undone, tangent=middle, weights="auto"), None)
+        found[KNOWN[5]] = (pal.AdamPath(model, [first, end], weights="auto"), None)
+        found[KNOWN[6]] = (pal.AdamPath(model, left.checkpoints, at=(0.25, 0.75), weights="auto"), None)
     return found
 
 

@@ -15,7 +15,7 @@ import outsider
 import palimpsest as pal
 from audited import QUICK, SHAPE, fitted_mlp, mlp, trained, truth
 from killing import Moment, killed, prepared, report
-from palimpsest.auditing import controls, plan, speed, verdict
+from palimpsest.auditing import controls, moving, plan, speed, verdict
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
@@ -258,7 +258,7 @@ def test_a_control_that_cannot_be_trained_is_tried_once(tmp_path, monkeypatch, c
     def diverging(*_, **__):
         raise TrainingDivergedError(3, "lower the learning rate")
 
-    monkeypatch.setattr(controls, "train", diverging)
+    monkeypatch.setattr(moving, "train", diverging)
     with caplog.at_level("INFO", "palimpsest"):
         found = tiny(tmp_path / "audit", controls=True)
     assert found.positive is None
