@@ -21,7 +21,7 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import judged
 import outsiders
@@ -87,7 +87,7 @@ def audited(outsider: Outsider, *, seed: int, small: bool = False, **options: An
         found = pal.audit(
             outsider.make, weights, initial=left.initial, image_shape=truth.images.shape[1:], truth=truth,
             checkpoints=left.checkpoints if "checkpoints" in outsider.keeps else None, out=Path(folder) / "audit",
-            seed=seed, **effort,
+            seed=seed, optimiser=rule(outsider.training), **effort,
         )  # fmt: skip
     row = {
         "name": outsider.name,
@@ -102,6 +102,11 @@ def audited(outsider: Outsider, *, seed: int, small: bool = False, **options: An
         "floors": {} if small else floors(left, truth.seen),
     }
     return row | {"CPU seconds": round(time.process_time() - began)}
+
+
+def rule(training: str) -> Literal["sgd", "adam"]:
+    """The optimiser, as its author tells the auditor."""
+    return "adam" if training.startswith("Adam") else "sgd"
 
 
 def floors(left: Left, x: Tensor) -> dict[str, float]:
@@ -172,9 +177,11 @@ def _of(row: dict[str, Any], what: str, judgement: str) -> Any:
 
 
 def _floor(row: dict[str, Any], judgement: str) -> float:
-    """Of the rung that the verdict rests on. That of W and of O is the audit's own."""
+    """Of the rung that the verdict rests on. That of W, of O, and of a training by Adam is the audit's own."""
     rung = _of(row, "rung", judgement)
-    return row["floors"].get(FLOORS[rung], 0.0) if rung in FLOORS else row["rungs"][rung]["floor"]
+    if rung not in FLOORS or rule(row["training"]) == "adam":
+        return row["rungs"][rung]["floor"]
+    return row["floors"].get(FLOORS[rung], 0.0)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
