@@ -14,7 +14,8 @@ from palimpsest.auditing.reasons import Reason
 
 LEAKS = {"name": "mlp-sgd", "holds them": True, "recovered": 9, "with images": "leakage", "reason": None, "rung": "C"}
 EMPTY = {"name": "mlp-private", "holds them": False, "recovered": 0, "with images": "leakage", "reason": None}
-WITHHELD = LEAKS | {"with images": "no verdict"}
+WITHHELD = LEAKS | {"with images": "no verdict", "training": "SGD"}
+BY_ADAM = WITHHELD | {"training": "Adam, batches of 5", "floors": {"checkpoints": 0.8}, "reason": Reason.UNDESCRIBED}
 NOISE = {"name": "cnn-noise", "holds them": False, "recovered": 0}
 
 
@@ -33,6 +34,8 @@ NOISE = {"name": "cnn-noise", "holds them": False, "recovered": 0}
         (WITHHELD | {"reason": Reason.UNDESCRIBED, "floors": {"checkpoints": 0.8}}, True),
         (WITHHELD | {"reason": Reason.UNDESCRIBED, "floors": {"checkpoints": 0.2}}, False),
         (WITHHELD | {"reason": Reason.UNDESCRIBED, "rung": "W", "rungs": {"W": {"floor": 0.9}}}, True),
+        (BY_ADAM | {"rungs": {"C": {"floor": 0.2}}}, False),
+        (BY_ADAM | {"rungs": {"C": {"floor": 0.9}}}, True),
     ],
 )
 def test_a_verdict_is_right_if_it_is_true_or_withheld_for_a_true_reason(row, right):
