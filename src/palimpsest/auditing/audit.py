@@ -207,7 +207,7 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             reasons[name] = NO_TIME
             continue
         folder.mkdir(exist_ok=True)
-        note(f"rung {name}, with {attacker.adds}, by {attacker.method}: {attacker.why}")
+        note(f"rung {name}, with {attacker.adds}, by {attacker.label}: {attacker.why}")
         options = replace(case.options, samples=attacker.samples)
         share = share_of_time(attacker, read=attempts, ahead=queue[i:])
         inner = replace(case, folder=folder, owner=digest(case.owner, name), options=options, share=share)

@@ -52,7 +52,8 @@ def membership_test(audit: Audit) -> str:
 
 
 def _means(audit: Reading) -> str:
-    return f"Method {audit.method}: searches images whose gradients explain {MEANS[audit.method]}."
+    rescaled = ", rescaled by the rule of Adam," if audit.rule == "adam" else ""
+    return f"Method {audit.attacker.label}: searches images whose gradients{rescaled} explain {MEANS[audit.method]}."
 
 
 def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:

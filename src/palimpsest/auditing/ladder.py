@@ -64,6 +64,11 @@ class Attacker:
     rule: Rule = "sgd"
 
     @property
+    def label(self) -> str:
+        """The method, in words."""
+        return f"{self.method} for Adam" if self.rule == "adam" else str(self.method)
+
+    @property
     def adds(self) -> str:
         return MATERIAL[self.name]
 
