@@ -1,7 +1,6 @@
 """Trainings by Adam, read through a model of its rescaling."""
 
 import copy
-from itertools import pairwise
 
 import pytest
 import torch
@@ -55,12 +54,32 @@ def test_the_training_images_explain_every_step():
 def test_a_new_round_starts_the_mean_of_squares_again():
     torch.manual_seed(0)
     images, y = torch.rand(6, 1, 4, 4, dtype=torch.float64) - 0.5, torch.tensor([1.0, -1, 1, -1, 1, -1]).double()
-    rounds = [trained(images, y, steps=2, rate=0.01, betas=LONG) for _ in range(2)]
+    rounds = [trained(images, y, steps=1, rate=0.01, betas=LONG) for _ in range(2)]
     λ = torch.cat([residuals for *_, residuals in rounds], 1)[:, :, None]
-    pairs = [pair for _, states, _ in rounds for pair in pairwise(states)]
-    objective = pal.AdamPath(rounds[1][0], pairs, at=(0.0,), softness=0.0)
-    assert objective.memories == [2, 2]
-    assert float(objective.loss(images, λ)) < 1e-9
+    pairs = [(states[0], states[1]) for _, states, _ in rounds]
+    again = pal.AdamPath(rounds[1][0], pairs, at=(0.0,), softness=0.0)
+    assert float(again.loss(images, λ)) < 1e-9
+    assert float(pal.AdamPath(rounds[1][0], pairs, at=(0.0,), softness=0.0, continues=True).loss(images, λ)) > 0.01
+
+
+def test_units_that_never_fire_leave_all_derivatives_finite():
+    torch.manual_seed(0)
+    before, after = (pal.networks.MLP(4, (5,), bias="all").double() for _ in range(2))
+    for model in (before, after):
+        model.layers[0].bias.data[0] = -1e6  # its gradients are zero
+    ends = [before.state_dict(), after.state_dict()]
+    x, λ = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, 1, 2, dtype=torch.float64)
+    for softness in (0.0, 0.1):
+        objective = pal.AdamPath(after, ends, at=(0.2, 0.8), softness=softness, sharpness=4.0)
+        found = [*objective.gradients(x, λ), objective.hessian(x, λ)(torch.randn_like(x))]
+        assert all(bool(t.isfinite().all()) for t in found)
+
+
+def test_parameters_that_did_not_move_do_not_take_part():
+    before, after = (pal.networks.MLP(4, (5,)) for _ in range(2))
+    start = before.state_dict() | {"layers.1.weight": after.state_dict()["layers.1.weight"]}
+    objective = pal.AdamPath(after, [start, after.state_dict()], weights="auto")
+    assert objective.weights["layers.1.weight"] == 0 < objective.weights["layers.0.weight"]
 
 
 def features(objective, images, shape):
@@ -91,6 +110,13 @@ def test_it_reads_more_than_a_sum_of_gradients():
 def test_arguments_that_cannot_be_used_are_refused():
     models = [pal.networks.MLP(4, (5,)) for _ in range(2)]
     ends = [model.state_dict() for model in models]
-    for wrong in ({"at": 0.5}, {"at": ()}, {"softness": -0.1}, {"softness": float("nan")}, {"weights": "likelihood"}):
+    for wrong in (
+        {"at": 0.5},
+        {"at": ()},
+        {"at": (0.9, 0.1)},
+        {"softness": -0.1},
+        {"softness": float("nan")},
+        {"weights": "likelihood"},
+    ):
         with pytest.raises(InvalidInputError):
             pal.AdamPath(models[1], ends, **wrong)

@@ -154,6 +154,25 @@ def test_contributions_equal_brute_force(case):
     assert close(contributions(case.objective, *case.arguments), torch.stack(expected))
 
 
+class Shared(torch.nn.Module):
+    """Two parameters with one gradient, whose memory autograd shares."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b, self.last = (torch.nn.Parameter(torch.randn(*shape)) for shape in ((5, 4), (5, 4), (1, 5)))
+
+    def forward(self, x):
+        return torch.tanh(x @ (self.a + self.b).T) @ self.last.T
+
+
+def test_the_pull_does_not_write_into_shared_gradients():
+    torch.manual_seed(0)
+    objective = pal.KKT(Shared().double(), signed=True)
+    x, λ = torch.randn(3, 4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    r = objective.residual(x, λ)
+    assert all(close(u, r[name]) for name, u in objective.pull(x, λ).items())
+
+
 @pytest.mark.parametrize("wrong", [torch.tensor([1, 0, 1, 1]), torch.tensor([1, -1, 1])])
 def test_labels_are_checked_however_often_the_network_was(wrong):
     case = make_case(NETWORKS[0], "kkt")

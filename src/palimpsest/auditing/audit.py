@@ -123,7 +123,7 @@ def audit(
         steps: the number of gradient steps per restart.
         restarts: the number of independent restarts, at least two. None is two, and up to twelve while there is time.
         tangents: the number of tangent points of NTK, or of each segment of Path. Two recover more, at twice the cost.
-            After Adam, 1 and 2 stand for 3 and 5 points of NTK.
+            After Adam, 1 and 2 stand for 3 and 5 points of NTK, and for 1 and 2 of each segment.
         control_steps: the maximum number of training steps for the positive control.
         total_variation: the strength of the smoothness prior on images. 0 turns it off.
         controls: whether to run the positive control. The negative control always runs.
@@ -174,7 +174,7 @@ def audit(
         case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
         case = replace(case, options=replace(options, samples=options.samples or found.samples))
-        result = _climb(case, found, _doubts(case))
+        result = _climb(case, found, _doubts(case, found))
         _save(case, result)
         settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}
         page = render_audit(result, truth, folder.path.name, given=files, settings=settings, redact=redact)
@@ -274,9 +274,11 @@ def _preflight(case: Case) -> Preflight:
     return found
 
 
-def _doubts(case: Case) -> tuple[str, ...]:
-    """Signs that the given files are wrong, also in the log."""
-    signs = doubts(case.subject, case.truth)
+def _doubts(case: Case, found: Preflight) -> tuple[str, ...]:
+    """Signs that the given files or options are wrong, also in the log."""
+    signs = doubts(case.subject, case.truth, rule=case.options.optimiser, counted=found.samples)
+    if case.options.optimiser == "adam" and case.subject.initial is None and not case.subject.segments:
+        note("--optimiser adam changes nothing without weights before or during training; add --initial")
     for sign in signs:
         note(f"check the files: {sign}")
     return signs

@@ -148,8 +148,9 @@ def _warnings(old: AuditRecord, new: AuditRecord) -> Iterator[str]:
         if (name in was) != (name in now):
             yield f"only the {'old' if name in was else 'new'} audit read {adds[name]} (rung {name})"
     for before, after in ((was[name], now[name]) for name in EFFORT if name in was and name in now):
-        if differing := [name for name in before.plan if before.plan[name] != after.plan.get(name)]:
-            values = [f"{name} {_plain(before.plan[name])} and {_plain(after.plan.get(name))}" for name in differing]
+        plans = [{"rule": "sgd"} | plan for plan in (before.plan, after.plan)]  # older audits knew no other rule
+        if differing := [name for name in plans[0] | plans[1] if plans[0].get(name) != plans[1].get(name)]:
+            values = [f"{name} {' and '.join(_plain(plan.get(name)) for plan in plans)}" for name in differing]
             yield f"the plans for rung {before.name} differ in {', '.join(values)}"
         if (before.finished, after.finished) != (True, True):
             yield f"an audit ran out of time on rung {before.name}"

@@ -168,14 +168,16 @@ def trained_control(
     training = by_adam if plan.rule == "adam" else by_descent
     targets = y.float().to(device)
 
-    def moved(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int) -> Moved:
+    def moved(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int, state: Any = None) -> Moved:
         model.load_state_dict(model.state_dict() | dict(start) | statistics)
         goal = distance({name: end[name] for name in parameters_of(model)}, start)
-        return moved_as_far(training, model.to(device), goal, public.images.to(device), targets, steps, callback)
+        return moved_as_far(training, model.to(device), goal, public.images.to(device), targets, steps, callback, state)
 
     if plan.method == "path":
         steps = max(1, plan.control_steps // len(subject.segments))
-        found = [moved(*segment, steps) for segment in subject.segments]
+        found: list[Moved] = []
+        for segment in subject.segments:  # Adam continues with the state of the last segment, if the subject did
+            found.append(moved(*segment, steps, found[-1].state if found and subject.continues else None))
         ends = [(start, each.model.state_dict()) for (start, _), each in zip(subject.segments, found, strict=True)]
         return replace(subject, model=found[-1].model, segments=tuple(ends), moment=None)
     if plan.method == "ntk" and subject.initial is not None:

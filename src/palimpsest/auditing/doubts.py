@@ -15,6 +15,7 @@ from torch import Tensor
 
 from palimpsest.auditing.subject import Subject
 from palimpsest.auditing.truth import Truth, accuracy
+from palimpsest.runs.problems import Rule
 
 GOOD = 0.9  # accuracy of another reading of the files that raises a doubt,
 MARGIN = 0.25  # if it is higher by this share of the images,
@@ -55,12 +56,27 @@ class FitToClasses:
         return self.accuracy >= max(GOOD, other.accuracy + MARGIN)
 
 
-def doubts(subject: Subject, truth: Truth | None) -> tuple[str, ...]:
+def doubts(
+    subject: Subject, truth: Truth | None, *, rule: Rule | None = None, counted: int | None = None
+) -> tuple[str, ...]:
     """Everything that may be wrong, each a clause without a full stop.
 
     Images show swapped files themselves. Counters alone may mislead: those of a pretrained start are high.
+
+    Args:
+        rule: the optimiser that the user named.
+        counted: the number of training images, if the change of the first layer shows it.
     """
-    return subject.doubts if truth is None else tuple(_of_the_images(subject, truth))
+    signs = subject.doubts if truth is None else tuple(_of_the_images(subject, truth))
+    return (*signs, *_of_the_rule(subject, rule, counted))
+
+
+def _of_the_rule(subject: Subject, rule: Rule | None, counted: int | None) -> Iterator[str]:
+    if rule is not None and subject.rule not in (None, rule):
+        yield f"--optimiser is {rule}, but the file of the final weights holds a state of {subject.rule}"
+    elif rule == "adam" and counted is not None:
+        shown = f"the change of the first layer has {counted} directions, as after gradient descent"
+        yield f"--optimiser adam may be wrong: {shown}, and Adam would move it in all"
 
 
 def _of_the_images(subject: Subject, truth: Truth) -> Iterator[str]:

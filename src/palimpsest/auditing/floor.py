@@ -32,7 +32,7 @@ def floor(objective: Objective, images: Tensor, labels: Tensor | None = None) ->
     L is a quadratic in λ, so projected gradient descent with the steps of Barzilai and Borwein needs few iterations.
     """
     x = images.to(objective.device, objective.dtype)
-    if objective.apart:
+    if not objective.scaled:
         return _descended(objective, x, labels)
     λ = torch.zeros(len(x), *objective.multiplier_shape(x)).to(x)
     L, _, gradient = objective.loss_and_gradients(x, λ, labels)

@@ -28,6 +28,7 @@ MATERIAL: dict[Name, str] = {
 }
 ORDER: tuple[RungName, ...] = ("C", "W0", "O", "W")  # in which rungs are read: if time runs out, the weakest is missing
 EFFORT: dict[str, int] = {"W": 1, "W0": 3, "C": 3, "O": 3}  # shares of the time: W alone is seldom readable
+SUM, ADAM = "is a sum of gradients at the images", "is what Adam makes of gradients at the images"
 NOT_CHOSEN = "not chosen by --rungs"
 NO_TIME = "too little time was left for it; run the same command again with more --minutes"
 MISSING = (
@@ -81,23 +82,16 @@ class Attacker:
 
 def attackers(subject: Subject, found: Preflight, options: Options, *, scored: bool) -> list[Attacker]:
     """Every rung, the one that knows least first. ``scored`` says whether the training images are given."""
-    rungs = [_weights(subject, options), _initial(subject, found), _way(subject, found), _optimiser(subject)]
-    if rule_of(subject, options) == "adam":
-        rungs = [_by_adam(rung) if rung.method in ("ntk", "path") else rung for rung in rungs]
+    rule = rule_of(subject, options)
+    rungs = [_weights(subject, options), _initial(subject, found, rule), _way(subject, found, rule)]
+    rungs += [_optimiser(subject)]
     reason = "the audit uses them for scores alone" if scored else "not given; --data adds scores"
     return [*(_counted(rung, options.samples) for rung in rungs), Attacker("T", None, reason)]
 
 
 def rule_of(subject: Subject, options: Options) -> Rule:
     """The optimiser of the training: as the user says, or as its state in the file of the final weights shows."""
-    groups = (subject.optimiser or {}).get("param_groups", ())
-    return options.optimiser or ("adam" if any("betas" in group for group in groups) else "sgd")
-
-
-def _by_adam(rung: Attacker) -> Attacker:
-    """The same rung, read through a model of Adam. The first layer does not show the span of the images then."""
-    why = rung.why.replace("is a sum of gradients", "is what Adam makes of gradients")
-    return replace(rung, why=why, directions=None, rule="adam")
+    return options.optimiser or subject.rule or "sgd"
 
 
 def _counted(rung: Attacker, samples: int | None) -> Attacker:
@@ -129,24 +123,27 @@ def _weights(subject: Subject, options: Options) -> Attacker:
     return Attacker("W", "kkt" if subject.outputs == 1 else "multiclass", "classifiers tend to a maximum margin")
 
 
-def _initial(subject: Subject, found: Preflight) -> Attacker:
+def _initial(subject: Subject, found: Preflight, rule: Rule) -> Attacker:
     if subject.initial is None or not subject.start_given:
         return Attacker("W0", None, "not given; --initial adds them")
     if found.unusable:
         return Attacker("W0", None, found.unusable)
+    if rule == "adam":  # the first layer does not show the span of the images
+        return Attacker("W0", "ntk", f"the change of the weights {ADAM}", rule=rule)
     directions = images_of_start(subject) if subject.segments else found.samples  # those are of all segments
-    return Attacker("W0", "ntk", "the change of the weights is a sum of gradients at the images", directions=directions)
+    return Attacker("W0", "ntk", f"the change of the weights {SUM}", directions=directions)
 
 
-def _way(subject: Subject, found: Preflight) -> Attacker:
+def _way(subject: Subject, found: Preflight, rule: Rule) -> Attacker:
     if not subject.segments:
         return Attacker("C", None, "not given; --checkpoints or --updates adds them")
     if found.unusable:
         return Attacker("C", None, found.unusable)
     if len(subject.segments) == 1 and subject.initial is not None and subject.start_given:
         return Attacker("C", None, "there are no weights between the first and the last")
-    why = f"the change on each of {len(subject.segments)} segments is a sum of gradients at the images"
-    return Attacker("C", "path", why, len(subject.segments), directions=found.samples)
+    segments = len(subject.segments)
+    why = f"the change on each of {segments} segments {ADAM if rule == 'adam' else SUM}"
+    return Attacker("C", "path", why, segments, directions=None if rule == "adam" else found.samples, rule=rule)
 
 
 def _optimiser(subject: Subject) -> Attacker:

@@ -27,36 +27,50 @@ class Moved:
     model: nn.Module
     initial: dict[str, Tensor]
     steps: int
+    state: dict[str, Any] | None = None
+    """Of the optimiser, if a further training can continue with it."""
 
 
 Training = Callable[..., Moved]
 
 
-def by_descent(model: nn.Module, images: Tensor, targets: Tensor, steps: int, tolerance: float, tick: Tick) -> Moved:
+def by_descent(
+    model: nn.Module, images: Tensor, targets: Tensor, steps: int, tolerance: float, tick: Tick, state: None = None
+) -> Moved:
     """A training by gradient descent. The callback may stop it."""
     fit = train(model, images, targets, steps=steps, tolerance=tolerance, callback=tick)
     return Moved(fit.model, fit.initial, int(fit.history[-1]["step"]))
 
 
-def by_adam(model: nn.Module, images: Tensor, targets: Tensor, steps: int, tolerance: float, tick: Tick) -> Moved:
-    """The same by Adam, with a new state."""
+def by_adam(
+    model: nn.Module,
+    images: Tensor,
+    targets: Tensor,
+    steps: int,
+    tolerance: float,
+    tick: Tick,
+    state: dict[str, Any] | None = None,
+) -> Moved:
+    """The same by Adam, with this state or a new one."""
     model = copy.deepcopy(model).eval()
     initial = {name: t.detach().clone() for name, t in model.state_dict().items()}
     θ = [p for p in model.parameters() if p.requires_grad]
     size = math.sqrt(sum(float(p.detach().square().sum()) for p in θ) / sum(p.numel() for p in θ))
     rule = torch.optim.Adam(θ, lr=RATE * size)
+    if state is not None:
+        rule.load_state_dict(copy.deepcopy(state))
     for step in range(1, steps + 1):
         rule.zero_grad()
         off = model(images).reshape(targets.shape) - targets
         off.square().mean().backward()
         rule.step()
-        if not bool(off.isfinite().all()):
+        if not all(bool(p.isfinite().all()) for p in θ):
             raise TrainingDivergedError(step, "the weights are too large for public images")
         if tick is not None:
             tick({"step": step})
         if float(off.detach().abs().max()) < tolerance:
             break
-    return Moved(model, initial, step)
+    return Moved(model, initial, step, rule.state_dict())
 
 
 def distance(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> float:
@@ -66,7 +80,14 @@ def distance(θ: Mapping[str, Tensor], initial: Mapping[str, Tensor] | None) -> 
 
 
 def moved_as_far(
-    training: Training, model: nn.Module, goal: float, images: Tensor, y: Tensor, steps: int, tick: Tick = None
+    training: Training,
+    model: nn.Module,
+    goal: float,
+    images: Tensor,
+    y: Tensor,
+    steps: int,
+    tick: Tick = None,
+    state: dict[str, Any] | None = None,
 ) -> Moved:
     """Fit the targets Φ(x) + s·y, with s such that the network moves as far as the goal.
 
@@ -78,7 +99,7 @@ def moved_as_far(
         Φ = model(images).reshape(y.shape)
     for _ in range(TRAININGS):
         try:
-            found = training(model, images, Φ + s * y, steps, FITTED * s, tick)
+            found = training(model, images, Φ + s * y, steps, FITTED * s, tick, state)
         except TrainingDivergedError:
             if found is None:
                 raise

@@ -37,7 +37,7 @@ class Options:
     """Number of independent restarts, at least two. If omitted: two, and up to twelve while there is time."""
     tangents: Literal[1, 2] | None = None
     """Tangent points of ntk, and of each segment of path. Two recover more, at twice the cost. After Adam, 1 and 2
-    stand for 3 and 5 points of ntk."""
+    stand for 3 and 5 points of ntk, and for 1 and 2 of each segment."""
     control_steps: Positive | None = None
     """Maximum number of training steps for the positive control."""
     total_variation: Strength | None = None

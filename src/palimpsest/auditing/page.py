@@ -42,7 +42,7 @@ def render_audit(
     if redact:  # a folder of images may be named after a person
         classes = [replace(each, name=str(number)) for number, each in enumerate(classes, 1)]
     ranking, drawing = audit.ranking, None
-    plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None}
+    plan = asdict(audit.plan) | {"at": None, "tangent points": audit.plan.at or None, "rule": None}  # see the method
     if audit.negative is not None and len(ranking):
         drawing = _histogram(ranking, audit.negative, verdict.likely)
     code = versions() | {"source of palimpsest, SHA-256": source_digest()}

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
+from palimpsest.methods.adam import STAGES
 from palimpsest.runs.problems import Method, Rule, Within
 
 NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
     ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
     ("path", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
-    ("ntk", "adam"): {1: (0.17, 0.5, 0.83), 2: (0.1, 0.3, 0.5, 0.7, 0.9)},
+    ("ntk", "adam"): {1: (0.17, 0.5, 0.83), 2: STAGES},
     ("path", "adam"): {1: (0.5,), 2: (0.25, 0.75)},
 }
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
@@ -102,7 +103,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
 def timed_plan(plan: Plan, options: Options, budget: Budget) -> Plan:
     """The plan with the tangent points and steps that the budget allows, and never with too few steps.
 
-    Two tangent points recover more than one at twice the cost. So they come first once the steps are enough, then more
+    More tangent points recover more, at a proportional cost. So they come first once the steps are enough, then more
     steps.
     """
     training = options.control_steps

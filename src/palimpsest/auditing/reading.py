@@ -73,6 +73,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         at=at or 0.5,
         within=None if plan.within == "span" else "everywhere",
         rule=plan.rule,
+        continues=subject.continues,
     )
 
 
@@ -171,7 +172,7 @@ def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tenso
     T2 = problem.target_norm_squared
     loss = float(problem.loss(x, multipliers, labels) / T2)
     # Adam hides the scale of gradients. There, the size of all candidates together stands for that of the target.
-    whole = problem.length_squared(problem.represent(x, multipliers, labels)) if problem.apart else T2
+    whole = problem.length_squared(problem.represent(x, multipliers, labels)) if not problem.scaled else T2
     shares = contributions(problem, x, multipliers, labels).square() / whole
     return {"images": x.cpu(), "contributions": shares.cpu()}, {"loss": loss}
 

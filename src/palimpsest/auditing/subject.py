@@ -27,6 +27,7 @@ from palimpsest.files.series import InMemory, Sources, series
 from palimpsest.files.updates import rounds
 from palimpsest.methods import moments
 from palimpsest.objectives import smoothing
+from palimpsest.runs.problems import Rule
 
 Factory = Callable[..., nn.Module]
 Weights = Mapping[str, Tensor]
@@ -58,6 +59,10 @@ class Subject:
     """Whether `initial` was given itself. If not, it is the first checkpoint."""
     doubts: tuple[str, ...] = ()
     """Signs that a wrong file was given."""
+    rule: Rule | None = None
+    """The optimiser of the training, if the file of the final weights holds its state."""
+    continues: bool = True
+    """Whether each segment continues the training of the last one. Federated clients begin again in each round."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         """To another process, the network goes as its weights and the factory that makes it."""
@@ -132,7 +137,7 @@ def subject(
     optimiser = moment and end.optimiser
     return Subject(
         model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None,
-        doubts=_later(start, end),
+        doubts=_later(start, end), rule=None if updates else _rule(end.optimiser), continues=updates is None,
     )  # fmt: skip
 
 
@@ -177,6 +182,14 @@ def _segments(
     sent = [(each.sources[0], each.weights) for each in every]
     check_one_training([*sent, (end.source, end.tensors)] if sent else [], names)
     return [(each.weights, θ) for each, θ in zip(every, after, strict=True)], remarks
+
+
+def _rule(optimiser: Mapping | None) -> Rule | None:
+    """By the settings of Adam and AdamW, or of SGD, in the optimiser's state."""
+    settings = {name for group in (optimiser or {}).get("param_groups", ()) for name in group}
+    if {"betas", "amsgrad"} <= settings:
+        return "adam"
+    return "sgd" if {"momentum", "nesterov"} <= settings else None
 
 
 def _moment(model: nn.Module, optimiser: Mapping | None) -> tuple[Weights | None, list[str]]:

@@ -259,7 +259,7 @@ def _obstacles(e: Evidence) -> Reasons:
     if e.floor is not None and e.floor > DESCRIBED:
         advice = f"From the final weights alone, only very long training can be read. {STRONGER}"
         if e.method in CHANGES:
-            advice = f"A wrong mean or standard deviation has this effect. {_training(e)}"
+            advice = _training(e)
         yield Reason.UNDESCRIBED, f"{UNDESCRIBED}. {_unexplained(e.floor)}", advice
     if e.negative is None:
         advice = "Some restarts diverged. Audit again in a new folder with another --seed." if e.finished else LONGER
@@ -269,7 +269,7 @@ def _obstacles(e: Evidence) -> Reasons:
 def _far(e: Evidence, floor: float) -> Reasons:
     """The given images leave much of the change unexplained. Is that the method, noise, or are they other images?"""
     if e.trace is not None and e.trace <= CLEAR:
-        advice = f"A wrong mean or standard deviation has this effect. {_training(e)}"
+        advice = _training(e)
         words = f"{UNDESCRIBED}. {_unexplained(floor)}, although they left traces in the weights"
         yield Reason.UNDESCRIBED, words, advice
     elif e.trace is not None and e.trace <= SUGGESTIVE:
@@ -284,7 +284,10 @@ def _far(e: Evidence, floor: float) -> Reasons:
 
 def _training(e: Evidence) -> str:
     """Kinds of training that the method does not describe."""
-    return "So has long training." if e.rule == "adam" else "So has long training. After Adam, give --optimiser adam."
+    other = "A wrong mean or standard deviation has this effect. So has long training."
+    if e.rule == "adam" or e.method not in ("ntk", "path"):
+        return other
+    return f"If Adam or AdamW trained this network, audit again in a new folder with --optimiser adam. {other}"
 
 
 def _unexplained(floor: float) -> str:

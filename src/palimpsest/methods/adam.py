@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.methods.path import Checkpoints, Path, segments_of
+from palimpsest.methods.path import Checkpoints, Path
 from palimpsest.objectives import weighting
-from palimpsest.objectives.adam_rule import adam_changes
+from palimpsest.objectives.adam_rule import Adjoint, adam_changes
 from palimpsest.objectives.autograd import Parameters, total
 
 STAGES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -30,12 +29,13 @@ class AdamPath(Path):
     h_s is what Adam makes of the gradients v; see `palimpsest.objectives.adam_rule`. a_j stands for the learning rate
     and the number of steps. It is the best one: a_j = ⟨w∘h_j, T_j⟩ / ⟨w∘h_j, h_j⟩.
 
-    A segment that starts where the last one ended continues Adam's mean of squares. Any other segment, such as a round
-    of federated learning, starts it again. The optimiser's state and settings are not needed.
+    The optimiser's state and settings are not needed, except for strong weight decay. AdamW with learning rate η and
+    decay δ leaves c = (1 − ηδ)ⁿ of the weights after n steps. Give it as ``shrinkage`` if it is below about 0.99;
+    `pal.span` does not find it here.
 
     The loss does not depend on the scale of all multipliers. It is not convex in v, so splitting matrices do not bound
-    its Hessian. ``represent`` has a first axis for all stages of all segments. `Path` explains ``shrinkage``, and
-    `Objective` explains ``sharpness`` and ``weights``.
+    its Hessian. ``target`` and ``residual`` have a first axis for the segments, and ``represent`` has one for all
+    stages. Parameters that did not move do not take part. `Objective` explains ``sharpness`` and ``weights``.
 
     Args:
         model: the trained network.
@@ -43,7 +43,10 @@ class AdamPath(Path):
         at: t of each stage, relative to each segment, in the order of the training. The multipliers have the shape
             (k, m, stages). A network with C > 1 outputs adds an axis of length C. More stages read more, and cost
             proportionally more.
-        softness: ε.
+        softness: ε, which softens the root that Adam divides by, relative to the size of the gradients. 0 is Adam's own
+            rule, which a descent on images cannot follow.
+        continues: whether each segment continues Adam's mean of squares. If not, each starts it again, as a client does
+            in every round of federated learning. None: state dicts continue, and pairs of them start again.
 
     Examples:
         >>> import torch
@@ -55,6 +58,7 @@ class AdamPath(Path):
     """
 
     apart = True
+    scaled = False
     weights: dict[str, float]
 
     def __init__(
@@ -64,19 +68,21 @@ class AdamPath(Path):
         *,
         at: Sequence[float] = STAGES,
         softness: float = 0.1,
+        continues: bool | None = None,
         shrinkage: float | Sequence[float] = 1.0,
         sharpness: float | None = None,
         weights: weighting.Weights = None,
     ) -> None:
-        if isinstance(at, int | float):
-            raise InvalidInputError(f"at is {at}; give a sequence, one point for each stage")
+        if not isinstance(at, Sequence) or isinstance(at, str) or list(at) != sorted(set(at)):
+            raise InvalidInputError(f"at is {at!r}; give a sequence, one point for each stage, in increasing order")
         if not 0 <= softness < float("inf"):
             raise InvalidInputError(f"softness is {softness}; give a finite number that is not negative")
         super().__init__(model, checkpoints, at=at, shrinkage=shrinkage, sharpness=sharpness, weights=weights)
-        self.softness = softness
-        ends = segments_of(checkpoints)
-        starts = [0, *(j for j in range(1, len(ends)) if not _same(ends[j - 1][1], ends[j][0], self.target)), len(ends)]
-        self.memories = [len(at) * (after - before) for before, after in pairwise(starts)]
+        self.softness = float(softness)
+        self.weights = {name: w if bool(self.target[name].any()) else 0.0 for name, w in self.weights.items()}
+        together = isinstance(checkpoints[0], Mapping) if continues is None else continues
+        segments = len(self.segments.shares)
+        self.memories = [len(at) * segments] if together else [len(at)] * segments  # stages that share means of squares
 
     @property
     def convex(self) -> bool:
@@ -89,31 +95,33 @@ class AdamPath(Path):
         return total([self.norm_squared({name: t[:, s] for name, t in stages.items()}) for s in range(count)])
 
     def _residual(self, v: Parameters) -> Parameters:
-        return {name: -e for name, e in self._error_and_pull(v)[0].items()}
+        return {name: -e for name, e in self._error(v)[0].items()}
 
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
-        """e_j = a_j h_j − T_j, and ½ ∂L/∂v. L does not change with a_j, the best one, so ½ ∂L/∂h_j = a_j w∘e_j."""
-        shares, stages = self.segments.shares, len(self.tangents) // len(self.segments.shares)
-        runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)] for name, t in v.items()}
-        h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (-1, stages)).sum(1) for name, of in runs.items()}
-        a = self._factors(h)
-        e = {name: a.view(-1, *[1] * (t.ndim - 1)) * t - self.target[name] for name, t in h.items()}
-        pull = {}
+        """e, and ½ ∂L/∂v. L is stationary in a_j, so that ½ ∂L/∂h_j = a_j w∘e_j / (m ‖T_j‖²)."""
+        e, a, runs = self._error(v)
+        stages, pull = len(self.tangents) // len(a), {}
         for name, of in runs.items():
-            b = [share * self.weights[name] * a_j * e_j for share, a_j, e_j in zip(shares, a, e[name], strict=True)]
-            each = torch.stack(b).repeat_interleave(stages, 0).split(self.memories)
+            b = [
+                s * self.weights[name] * a_j * e_j for s, a_j, e_j in zip(self.segments.shares, a, e[name], strict=True)
+            ]
+            each = torch.stack([b_j for b_j in b for _ in range(stages)]).split(self.memories)
             pull[name] = torch.cat([adjoint(b_s) for (_, adjoint), b_s in zip(of, each, strict=True)])
         return e, pull
+
+    def _error(self, v: Parameters) -> tuple[Parameters, Tensor, dict[str, list[tuple[Tensor, Adjoint]]]]:
+        """e_j = a_j h_j − T_j, the best a_j, and h_s with its adjoint for the stages that share their means."""
+        runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)] for name, t in v.items()}
+        h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (*self.segments.shape, -1)).sum(1)
+             for name, of in runs.items()}  # fmt: skip
+        a = self._factors(h)
+        return {n: a.view(-1, *[1] * (t.ndim - 1)) * t - self.target[n] for n, t in h.items()}, a, runs
 
     def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
         return torch.func.jvp(lambda v: self._error_and_pull(v)[1], (v,), (change,))[1]
 
     def _factors(self, h: Parameters) -> Tensor:
-        """a_j, and 0 if h_j = 0."""
+        """a_j of either sign, and 0 if h_j = 0."""
         hT = total([self.weights[name] * (t * self.target[name]).flatten(1).sum(1) for name, t in h.items()])
         hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
         return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)
-
-
-def _same(θ: Mapping[str, Tensor], other: Mapping[str, Tensor], names: Iterable[str]) -> bool:
-    return all(torch.equal(θ[name], other[name].to(θ[name])) for name in names)

@@ -13,7 +13,8 @@ gives both gradients at once:
 
     ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩.
 
-A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed, for all Lanczos products.
+A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed, for all Lanczos products. A
+method may relate L to v in another way; the pull −½ ∂L/∂v then takes the place of w∘r.
 
 :mod:`palimpsest.objectives.binding` checks the arguments and chooses the engine: `dense` for stacks of dense layers,
 `autograd` for any other network. Candidates may be taken in chunks: v adds up over them, and given r each chunk's
@@ -79,6 +80,7 @@ class Objective(ABC):
     exact_forward: bool = False  # whether ReLUs keep their values, and only their derivatives are smoothed
     whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
     apart: bool = False  # whether v keeps the parts of its tangent points, on its first axis, instead of their sums
+    scaled: bool = True  # whether L depends on the scale of the multipliers
 
     @torch.inference_mode(False)  # the copies can then be differentiated, in whatever mode the caller is
     def __init__(
@@ -143,8 +145,7 @@ class Objective(ABC):
 
     def pull(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Parameters:
         """−½ ∂L/∂v, shaped like v: w∘r, unless the method says otherwise."""
-        v = self.represent(x.detach(), multipliers.detach(), labels)
-        return {name: -u for name, u in self._error_and_pull(v)[1].items()}
+        return self._pull(self.represent(x.detach(), multipliers.detach(), labels))
 
     def loss(self, x: Tensor, multipliers: Tensor, labels: Tensor | None = None) -> Tensor:
         """L = Σ_p w_p ‖r_p‖², not averaged over candidates or parameters."""
@@ -209,7 +210,8 @@ class Objective(ABC):
     def _hessian_in_chunks(self, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Operator:
         """v ↦ S v + 2 JᵀW(Jv). No graph outlives a chunk, so each product is computed from the start."""
         x, λ = x.detach(), multipliers.detach()
-        layers, v, u = self.bind(x, λ, labels).layers, self.represent(x, λ, labels), self.pull(x, λ, labels)
+        layers, v = self.bind(x, λ, labels).layers, self.represent(x, λ, labels)
+        u = self._pull(v)
         chunks = self.chunks(*self.mine(x, λ, labels))
 
         def product(direction: Tensor) -> Tensor:
@@ -318,6 +320,10 @@ class Objective(ABC):
         e = {name: v[name].sub_(t) for name, t in self.target.items()}
         return e, self._weigh(e)
 
+    def _pull(self, v: Parameters) -> Parameters:
+        """−½ ∂L/∂v. Gradients of autograd may share memory, so v is copied."""
+        return {name: -u for name, u in self._error_and_pull(_copied(v))[1].items()}
+
     def _squares(self, r: Parameters) -> Parameters:
         return {name: self.segments.square(t) for name, t in r.items()}
 
@@ -397,7 +403,7 @@ class Objective(ABC):
         if self._space is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
         space = space.to(self.device, self.dtype)
-        if isinstance(space, Subspace) and not self.apart:  # a smaller network would not have the same parts
+        if isinstance(space, Subspace) and self.scaled:  # Adam works on entries, which a subspace mixes
             self.check_network(space.offset[None])
             if layers := self.dense_layers(space.offset[None]):
                 known = (self.target, self.tangents, self.weights, self.whitening, self.segments.shares)

@@ -34,6 +34,7 @@ def problem(
     within: Within | None = "everywhere",
     whitening: float | None = None,
     rule: Rule = "sgd",
+    continues: bool = True,
 ) -> tuple[Objective, Subspace | None]:
     """The objective of a method, and the subspace to search in; None stands for all images.
 
@@ -49,6 +50,7 @@ def problem(
         within: None chooses the span of the first layer's change for NTK, Path and Gradient, if it is readable.
         whitening: how strongly these methods balance the directions of the span. None chooses 0.5.
         rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
+        continues: for Adam, whether each segment continues the last one, as for `pal.AdamPath`.
     """
     if initial is None and (method == "ntk" or (within == "span" and method not in CHANGES)):
         raise InvalidInputError("the NTK method and --within span need the weights before training; give --initial")
@@ -58,10 +60,11 @@ def problem(
         raise InvalidInputError("the gradient method needs a gradient; give one, or the state of the optimiser")
     if rule == "adam" and method in ("ntk", "path"):
         if within == "span" or whitening:
-            raise InvalidInputError("a training by Adam does not show the span; leave out --within and --whitening")
+            raise InvalidInputError("a training by Adam does not show the span; search everywhere")
         way = checkpoints if method == "path" else [(initial or {}, model.state_dict())]
         assert way is not None
-        return AdamPath(model, way, at=(at,) if isinstance(at, int | float) else at, weights=weights), None
+        points = (at,) if isinstance(at, int | float) else at
+        return AdamPath(model, way, at=points, continues=continues, weights=weights), None
     ends: Mapping[str, Tensor] | Checkpoints | None = checkpoints if method == "path" else initial
     if method == "gradient" and gradient is not None:
         ends = as_change(gradient)
