@@ -121,7 +121,7 @@ OBJECTIVES: dict[str, tuple[int, Make]] = {  # name: (outputs it needs, how to m
     "adam": (
         1,
         lambda model, initial: pal.AdamPath(
-            model, [initial, model.state_dict()], at=(0.1, 0.5, 0.8), sharpness=4.0, weights="auto"
+            model, [initial, model.state_dict()], at=(0.1, 0.5, 0.8), softness=1.0, sharpness=4.0, weights="auto"
         ),
     ),
     "adam-segments-outputs": (
