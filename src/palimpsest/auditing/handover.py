@@ -61,12 +61,18 @@ def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
     known += ["the initial weights"] if audit.method in ("ntk", "path") and "initial weights" in given else []
     known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
     known += ["the optimiser's state"] if audit.method == "gradient" else []
-    count = "unknown"
-    if audit.samples is not None:
-        in_layer = audit.samples in (found.samples, audit.attacker.directions)
-        counted = "counted in the first layer" if in_layer else "as given"
-        count = f"{audit.samples}, {counted}"
-    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {count}."
+    return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {counted(audit, found) or 'unknown'}."
+
+
+def counted(audit: Reading, found: Preflight) -> str:
+    """The number of training images, and how it is known; empty if it is not."""
+    if audit.samples is None:
+        return ""
+    if audit.attacker.name == "O" and audit.samples == audit.attacker.directions:
+        return f"{audit.samples}, counted in the optimiser's state"
+    if audit.samples in (found.samples, audit.attacker.directions):
+        return f"{audit.samples}, counted in the change of the first layer"
+    return f"{audit.samples}, as given"
 
 
 def _effort(audit: Reading) -> str:

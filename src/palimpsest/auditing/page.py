@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from palimpsest.auditing.advice import applicable
 from palimpsest.auditing.checksums import Checksums
-from palimpsest.auditing.handover import summary
+from palimpsest.auditing.handover import counted, summary
 from palimpsest.auditing.images import answers, by_class
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.auditing.result import Audit, Reading
@@ -58,6 +58,7 @@ def render_audit(
         redacted=redact,
         given=given,
         summary=summary(audit, given),
+        counted=counted(audit, audit.preflight),
         classes=classes,
         held_out=0 if truth is None or truth.held_out is None else len(truth.held_out),
         plate=_plate(audit, truth, MOST, redact),
