@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor
 from torch.func import functional_call
@@ -16,10 +18,11 @@ from palimpsest.objectives.weighting import Likelihood
 def scalars(objective: Objective, x: Tensor, label: Tensor | None) -> list[tuple[dict[str, Tensor], Tensor]]:
     """(θ, φ(θ, x, y)) at every tangent point. φ has one row for each image, and one column for each multiplier."""
     found = []
+    network = copy.deepcopy(objective._network.module).train(objective.live)  # which changes the running statistics
     for tangent in objective.tangents:
         θ = {name: tangent[name].clone().requires_grad_() for name in objective.target}
         with Smoothed(objective.sharpness), sdpa_kernel(SDPBackend.MATH):  # others cannot be differentiated twice
-            outputs = functional_call(objective._network.module, tangent | θ, (x,)).flatten(1)
+            outputs = functional_call(network, tangent | θ, (x,)).flatten(1)
         φ = objective.scalar(outputs, None if label is None else label.expand(len(x)))
         found.append((θ, φ.reshape(len(x), -1)))
     return found
@@ -30,9 +33,14 @@ def gradient(φ: Tensor, θ: dict[str, Tensor]) -> dict[str, Tensor]:
     return dict(zip(θ, grads, strict=True))
 
 
-def per_sample_gradients(objective: Objective, x_i: Tensor, label: Tensor | None) -> list[dict[str, Tensor]]:
-    """f_s(x_i) = ∇_θ φ_s(θ_s, x_i, y_i) for every slot s, one dense gradient at a time."""
-    return [gradient(φ_s, θ) for θ, φ in scalars(objective, x_i[None], label) for φ_s in φ[0]]
+def per_sample_gradients(objective: Objective, x: Tensor, labels: Tensor | None, i: int) -> list[dict[str, Tensor]]:
+    """f_s(x_i) = ∇_θ φ_s(θ_s, x_i, y_i) for every slot s, one dense gradient at a time.
+
+    With live batch normalisation, that of the i-th output of the whole batch.
+    """
+    batch, row = (x, i) if objective.live else (x[i : i + 1], 0)
+    points = scalars(objective, batch, None if labels is None else labels[i])
+    return [gradient(φ_s, θ) for θ, φ in points for φ_s in φ[row]]
 
 
 def targets(objective: Objective) -> list[dict[str, Tensor]]:
@@ -55,8 +63,8 @@ def residuals(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tens
     if isinstance(objective, pal.AdamPath):
         return adam_residuals(objective, stages(objective, x, multipliers, labels))
     rs = targets(objective)
-    for i, x_i in enumerate(x):
-        features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
+    for i in range(len(x)):
+        features = per_sample_gradients(objective, x, labels, i)
         slots = len(features) // len(rs)
         for s, (λ, f) in enumerate(zip(multipliers[i].flatten(), features, strict=True)):
             rs[s // slots] = {name: r - λ * f[name] for name, r in rs[s // slots].items()}
@@ -66,8 +74,8 @@ def residuals(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tens
 def stages(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> list[dict[str, Tensor]]:
     """v_s = Σ_i λ_is f_s(x_i) at each tangent point."""
     vs = [{name: torch.zeros_like(t[0]) for name, t in objective.target.items()} for _ in objective.tangents]
-    for i, x_i in enumerate(x):
-        features = per_sample_gradients(objective, x_i, None if labels is None else labels[i])
+    for i in range(len(x)):
+        features = per_sample_gradients(objective, x, labels, i)
         slots = len(features) // len(vs)
         for s, (λ, f) in enumerate(zip(multipliers[i].flatten(), features, strict=True)):
             vs[s // slots] = {name: v + λ * f[name] for name, v in vs[s // slots].items()}
@@ -78,10 +86,12 @@ def adam_residuals(objective: pal.AdamPath, vs: list[dict[str, Tensor]]) -> list
     """T_j − a_j h_j with Adam's means of squares written out, and a_j by weighted least squares over all parameters."""
     rs, w = targets(objective), objective.weights
     per_segment = len(vs) // len(rs)
+    sizes = {name: float(torch.stack([v[name] for v in vs]).square().mean().sqrt()) for name in w}
+    moved = {name for name, size in sizes.items() if size > 1e-5 * max(sizes.values())}  # the others are rounding
     for j, T in enumerate(rs):
         h = {name: torch.zeros_like(t) for name, t in T.items()}
         for s in range(j * per_segment, (j + 1) * per_segment):
-            for name in h:
+            for name in moved:
                 σ2 = torch.stack([v[name] for v in vs]).square().mean()
                 u = torch.stack([v[name] for v in vs[: s + 1]]).square().mean(0)
                 h[name] = h[name] + vs[s][name] / (u + objective.softness**2 * σ2 + 1e-300).sqrt()

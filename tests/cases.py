@@ -153,16 +153,17 @@ class Case:
         return self.x, self.multipliers, self.labels
 
 
-def make_case(network: Network, objective: str, k: int = 4, seed: int = 0) -> Case:
+def make_case(network: Network, objective: str, k: int = 4, seed: int = 0, *, live: bool = False) -> Case:
     outputs, make = OBJECTIVES[objective]
     torch.manual_seed(seed)
     initial = network.make(outputs).double()
     final = network.make(outputs).double()
     for module in final.modules():
-        if isinstance(module, nn.BatchNorm2d):
+        if isinstance(module, nn.BatchNorm2d) and module.running_mean is not None:
             nn.init.uniform_(module.running_mean, -0.3, 0.3)
             nn.init.uniform_(module.running_var, 0.5, 2.0)
     built = make(final, initial.state_dict())
+    built = built.with_live_batch_norm() if live else built
     x = torch.randn(k, *network.image_shape, dtype=torch.float64)
     multipliers = torch.randn(k, *built.multiplier_shape(x), dtype=torch.float64)
     labels = built.label_kind.balanced(k, outputs)

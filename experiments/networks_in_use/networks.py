@@ -31,12 +31,16 @@ class Scaled(nn.Module):
         return x * self.factor
 
 
-def convolutional(side: int, width: int, *, he: bool) -> nn.Module:
-    """Two convolutions and two dense layers, with He's start or torch's own."""
+def convolutional(side: int, width: int, *, he: bool, normalised: bool = False) -> nn.Module:
+    """Two convolutions, with batch normalisation or without, and two dense layers. With He's start or torch's own."""
     a, b, dense = width, 2 * width, 8 * width
+
+    def after(channels: int) -> list[nn.Module]:
+        return [nn.BatchNorm2d(channels), nn.ReLU()] if normalised else [nn.ReLU()]
+
     model = nn.Sequential(
-        nn.Conv2d(3, a, 5, 2, 2), nn.ReLU(),
-        nn.Conv2d(a, b, 3, 2, 1), nn.ReLU(),
+        nn.Conv2d(3, a, 5, 2, 2, bias=not normalised), *after(a),
+        nn.Conv2d(a, b, 3, 2, 1, bias=not normalised), *after(b),
         nn.Flatten(), nn.Linear(b * (side // 4) ** 2, dense), nn.ReLU(), nn.Linear(dense, 1),
     )  # fmt: skip
     if he:

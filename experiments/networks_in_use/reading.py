@@ -41,6 +41,8 @@ def objective_of(
     if reading.method == "kkt-signed":
         return pal.KKT(model, signed=True, weights=reading.weights, initial=initial), None, {}
     options: dict[str, Any] = {"at": reading.at, "weights": reading.weights}
+    if reading.live:
+        return pal.Path(model, checkpoints, **options).with_live_batch_norm(), None, {}
     if reading.method == "adam":
         return pal.AdamPath(model, checkpoints, **options), None, {}
     if reading.whitening is None:

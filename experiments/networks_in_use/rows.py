@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-Kind = Literal["mlp", "mlp adapter", "cnn", "cnn, torch's start", "cnn head", "cnn fine-tuned", "resnet", "vit"]
+Kind = Literal[
+    "mlp", "mlp adapter", "cnn", "cnn, torch's start", "cnn, batch norm", "cnn head", "cnn fine-tuned", "resnet", "vit"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +48,8 @@ class Reading:
     """Whether the start is shrunk as `pal.span` says: weight decay of known initial weights."""
     segments: int = 1
     """More than one: checkpoints are known too, at equal distances from the start."""
+    live: bool = False
+    """Whether batch normalisation is read as live."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,6 +92,9 @@ RESNET_READING = Reading(
     at=(0.25, 0.75), per_image=1.0, steps=3000, rate=0.03, smoothness=0.3, strength=(1.0, 0.1), weights=None
 )
 
+LIVE = Training(rate=1e-3, live_statistics=True)
+BY_BATCH = Reading(per_image=1.0, strength=(1.0, 0.1), live=True)
+
 ROWS = {
     row.name: row
     for row in (
@@ -96,6 +103,15 @@ ROWS = {
             reading=Reading(steps=8000, strength=(1.0, 0.3))),
         Row(name="cnn-50-torch-start", kind="cnn, torch's start", says="convolutional, torch's default start", n=50,
             training=Training(rate=2e-4)),
+        *(
+            Row(name=f"cnn-live-{name}", kind="cnn, batch norm", says=f"{says}", n=20, width=64, training=LIVE,
+                reading=reading)
+            for name, says, reading in (
+                ("as-fixed", "convolutional, live batch norm, read as if fixed", replace(BY_BATCH, live=False)),
+                ("20", "the same, read as live", BY_BATCH),
+                ("checkpoints", "the same, and 3 checkpoints on the way", replace(BY_BATCH, at=(0.5,), segments=4)),
+            )
+        ),
         Row(name="mlp-momentum", kind="mlp", says="dense, full batch, momentum", n=100, training=MLP, reading=IN_SPAN),
         Row(name="mlp-minibatch", kind="mlp", says="dense, mini-batches of 10, plain SGD", n=100,
             training=replace(MLP, optimiser="sgd", batch=10, rate=2e-3), reading=IN_SPAN),
@@ -134,7 +150,11 @@ ROWS = {
             training=SMALL_RATE, reading=Reading(steps=8000, strength=(1.0, 0.3), at=(0.5,), segments=4)),
         Row(name="resnet-100-checkpoints", kind="resnet", says="ResNet-18, and 3 checkpoints on the way", n=100,
             width=64, training=RESNET, reading=replace(RESNET_READING, at=(0.5,), segments=4)),
-        Row(name="resnet-20-live", kind="resnet", says="ResNet-18, pretrained, batch norm live", n=20, width=64,
-            training=replace(RESNET, live_statistics=True), reading=RESNET_READING),
+        *(
+            Row(name=f"resnet-20-live{name}", kind="resnet", says=f"ResNet-18, pretrained, batch norm live, {says}",
+                n=20, width=64, training=replace(RESNET, live_statistics=True),
+                reading=replace(RESNET_READING, live=name == ""))
+            for name, says in (("-as-fixed", "read as if fixed"), ("", "read as live"))
+        ),
     )
 }  # fmt: skip

@@ -101,6 +101,8 @@ def fresh(row: Row) -> nn.Module:
         return nn.Sequential(networks.Scaled(), networks.ViT(row.side, row.width * 3 // 2))
     if row.kind.startswith("mlp"):
         return networks.perceptron(row.side, row.width)
+    if row.kind == "cnn, batch norm":
+        return networks.convolutional(row.side, row.width, he=False, normalised=True)
     return networks.convolutional(row.side, row.width, he=row.kind != "cnn, torch's start")
 
 

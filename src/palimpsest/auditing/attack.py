@@ -32,7 +32,7 @@ class Attempt:
     attacker: Attacker
     plan: Plan
     tested: Floor | None  # the method on the given images
-    live: bool  # whether batch normalisation was live
+    live: bool  # whether batch normalisation was live, and the method does not describe that
     runs: dict[str, list[Run]]
     finished: bool  # whether there was time for the whole plan
 
@@ -43,7 +43,8 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     tested = _floor(case, plan)
     read_aside(case, plan, plan.runs(controls=case.options.controls))
-    return Attempt(case, attacker, plan, tested, found.live_layers > 0, *read_all(case, plan))
+    live = found.live_layers > 0 and case.options.batch_norm != "fixed" and not plan.live
+    return Attempt(case, attacker, plan, tested, live, *read_all(case, plan))
 
 
 def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading:

@@ -76,6 +76,7 @@ def audit(
     minutes: Minutes = 10.0,
     rungs: tuple[RungName, ...] | None = None,
     optimiser: Rule | None = None,
+    batch_norm: Literal["live", "fixed"] | None = None,
     weight_decay: bool = False,
     samples: Positive | None = None,
     candidates: Positive | None = None,
@@ -116,6 +117,8 @@ def audit(
             checkpoints or updates, ``"O"`` also the optimiser's state. None tries all for which there is material.
         optimiser: the optimiser of the training, ``"adam"`` (also AdamW) or ``"sgd"``. It changes how ``"W0"`` and
             ``"C"`` read the change of the weights. None takes that of the optimiser's state, or ``"sgd"``.
+        batch_norm: batch normalisation in training, ``"live"`` (by the statistics of each batch) or ``"fixed"``. None
+            is live if the running statistics changed since the start of training.
         weight_decay: whether training used weight decay. It changes how ``"W"`` reads the final weights.
         samples: the number of training images, if known. The audit can often count them.
         candidates: the number of candidates per restart. None is twice the number of training images, and at least 80

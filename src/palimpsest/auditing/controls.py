@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from palimpsest import datasets
 from palimpsest.auditing.case import Case
-from palimpsest.auditing.moving import Moved, Tick, by_adam, by_descent, distance, moved_as_far
+from palimpsest.auditing.moving import Moved, Tick, by_adam, by_descent, distance, live, moved_as_far
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
@@ -171,27 +171,39 @@ def trained_control(
     def moved(start: Mapping[str, Tensor], end: Mapping[str, Tensor], steps: int, state: Any = None) -> Moved:
         model.load_state_dict(model.state_dict() | dict(start) | statistics)
         goal = distance({name: end[name] for name in parameters_of(model)}, start)
-        return moved_as_far(training, model.to(device), goal, public.images.to(device), targets, steps, callback, state)
+        trained = live(model) if plan.live else model
+        return moved_as_far(
+            training, trained.to(device), goal, public.images.to(device), targets, steps, callback, state
+        )
 
     if plan.method == "path":
         steps = max(1, plan.control_steps // len(subject.segments))
         found: list[Moved] = []
         for segment in subject.segments:  # Adam continues with the state of the last segment, if the subject did
             found.append(moved(*segment, steps, found[-1].state if found and subject.continues else None))
-        ends = [(start, each.model.state_dict()) for (start, _), each in zip(subject.segments, found, strict=True)]
-        return replace(subject, model=found[-1].model, segments=tuple(ends), moment=None)
+        ends = [(start, model.state_dict() | each.model.state_dict())
+                for (start, _), each in zip(subject.segments, found, strict=True)]  # fmt: skip
+        return replace(subject, model=_holding(model, found[-1].model), segments=tuple(ends), moment=None)
     if plan.method == "ntk" and subject.initial is not None:
         fit: Moved | Fit = moved(subject.initial, subject.model.state_dict(), plan.control_steps)
     else:
         loss, decay = LOSSES.get(plan.method, "squared"), 1e-3 if plan.method == "kkt-signed" else 0.0
         how: Any = {"loss": loss, "steps": plan.control_steps, "weight_decay": decay, "callback": callback}
         fit = train(model.to(device), public.images, public.labels, **how)
-    return replace(subject, model=fit.model, initial=fit.initial, segments=(), moment=None)
+    initial = model.state_dict() | fit.initial
+    return replace(subject, model=_holding(model, fit.model), initial=initial, segments=(), moment=None)
+
+
+def _holding(model: nn.Module, trained: nn.Module) -> nn.Module:
+    """The network with trained weights. Those of live batch normalisation come without running statistics."""
+    model.load_state_dict(model.state_dict() | trained.state_dict())
+    return model
 
 
 def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch.device, callback: Tick) -> Subject:
     """The subject and its moment after more steps of its own optimiser, on mini-batches of the public images."""
-    model, settings = copy.deepcopy(subject.model).to(device), _settings(subject)
+    model = (live if plan.live else copy.deepcopy)(subject.model).to(device)
+    settings = _settings(subject)
     groups = [{"params": [model.get_parameter(name)], **settings[name]} for name in settings]
     adam = any("betas" in group for group in groups)
     rule = torch.optim.Adam(groups) if adam else torch.optim.SGD(groups, lr=1e-3)  # each group has its own lr
@@ -211,7 +223,7 @@ def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch
         if callback is not None:
             callback({"step": step})
     moment = {name: m.cpu() for name, m in moments(model, rule.state_dict(), names=list(settings)).items()}
-    return replace(subject, model=model.cpu(), segments=(), moment=moment)
+    return replace(subject, model=_holding(copy.deepcopy(subject.model), model.cpu()), segments=(), moment=moment)
 
 
 def _settings(subject: Subject) -> dict[str, dict[str, Any]]:

@@ -16,7 +16,7 @@ from palimpsest.auditing.options import Options, RungName
 from palimpsest.auditing.preflight import Preflight, images_of_moment, images_of_start
 from palimpsest.auditing.subject import NOT_READ, Subject
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs.problems import Method, Rule
+from palimpsest.runs.problems import CHANGES, Method, Rule
 
 Name = RungName | Literal["T"]
 MATERIAL: dict[Name, str] = {
@@ -34,7 +34,6 @@ NO_TIME = "too little time was left for it; run the same command again with more
 MISSING = (
     "membership tests by shadow models (the command membership tests given images without them)",
     "attacks that only query the network: model inversion, extraction",
-    "gradient inversion through live batch normalisation",
     "searches with a generative model as the prior",
     "inference of attributes or properties of the training set",
     "a server of federated learning that manipulates the weights it sends",
@@ -54,6 +53,7 @@ class Attacker:
         directions: the number of dimensions of their span, if the first layer shows it beyond doubt. The audit then
             searches that span instead of all images.
         rule: the optimiser of the training. After Adam, the change of the weights is read in another way.
+        live: whether the method takes the candidates as one batch, because batch normalisation was live in training.
     """
 
     name: Name
@@ -63,11 +63,13 @@ class Attacker:
     samples: int | None = None
     directions: int | None = None
     rule: Rule = "sgd"
+    live: bool = False
 
     @property
     def label(self) -> str:
         """The method, in words."""
-        return f"{self.method} for Adam" if self.rule == "adam" else str(self.method)
+        words = f"{self.method} for Adam" if self.rule == "adam" else str(self.method)
+        return f"{words}, with live batch normalisation" if self.live else words
 
     @property
     def adds(self) -> str:
@@ -85,6 +87,8 @@ def attackers(subject: Subject, found: Preflight, options: Options, *, scored: b
     rule = rule_of(subject, options)
     rungs = [_weights(subject, options), _initial(subject, found, rule), _way(subject, found, rule)]
     rungs += [_optimiser(subject)]
+    live = found.live_layers > 0 if options.batch_norm is None else options.batch_norm == "live"
+    rungs = [replace(rung, live=live and rung.method in CHANGES) for rung in rungs]
     reason = "the audit uses them for scores alone" if scored else "not given; --data adds scores"
     return [*(_counted(rung, options.samples) for rung in rungs), Attacker("T", None, reason)]
 

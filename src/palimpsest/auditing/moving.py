@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from palimpsest.errors import TrainingDivergedError
 from palimpsest.objectives.binding import parameters_of
@@ -32,6 +33,15 @@ class Moved:
 
 
 Training = Callable[..., Moved]
+
+
+def live(model: nn.Module) -> nn.Module:
+    """A copy with live batch normalisation: without running statistics, torch uses those of the batch in every mode."""
+    model = copy.deepcopy(model)
+    for layer in model.modules():
+        if isinstance(layer, _BatchNorm):
+            layer.running_mean = layer.running_var = layer.num_batches_tracked = None
+    return model
 
 
 def by_descent(

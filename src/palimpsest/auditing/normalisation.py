@@ -1,7 +1,7 @@
 """Whether batch normalisation was live in training.
 
-Live, it normalises each image by the statistics of its batch. A gradient then belongs to the whole batch, and no method
-here reads it. Training also updates the running statistics, so the weights show it.
+Live, it normalises each image by the statistics of its batch. A gradient then depends on the whole batch, so candidates
+are read as one batch. Training also updates the running statistics, so the weights show it.
 """
 
 import torch
@@ -14,12 +14,15 @@ ROUNDING = 0.01  # of a statistic: files in half precision differ by less
 
 
 def live_layers(subject: Subject) -> int:
-    """The number of batch normalisations whose statistics changed. Without a start there are none to compare."""
+    """The number of batch normalisations whose statistics changed, or that do not keep any.
+
+    Without a start there are none to compare.
+    """
     ends = list(subject.segments)
     if not ends and subject.initial is not None:
         ends = [(subject.initial, subject.model.state_dict())]
     layers = [(name, each) for name, each in subject.model.named_modules() if isinstance(each, _BatchNorm)]
-    return sum(any(_live(name, layer, *pair) for pair in ends) for name, layer in layers)
+    return sum(layer.running_mean is None or any(_live(name, layer, *pair) for pair in ends) for name, layer in layers)
 
 
 def _live(name: str, layer: nn.Module, start: Weights, end: Weights) -> bool:

@@ -25,6 +25,9 @@ class Options:
     optimiser: Rule | None = None
     """Optimiser of the training: adam (also AdamW), or sgd. It changes how W0 and C read the change of the weights. If
     omitted: that of the optimiser's state, or sgd."""
+    batch_norm: Literal["live", "fixed"] | None = None
+    """Batch normalisation in training: live (statistics of each batch) or fixed. If omitted: live if the running
+    statistics changed since the start of training."""
     weight_decay: bool = False
     """Whether training used weight decay. It changes how W reads the final weights."""
     samples: Positive | None = None

@@ -45,6 +45,7 @@ class Plan:
     control_steps: int  # maximum number of training steps for the positive control
     seed: int
     rule: Rule = "sgd"  # the optimiser of the training
+    live: bool = False  # whether candidates are one batch, with live batch normalisation
 
     @property
     def nodes(self) -> dict[int, tuple[float, ...]]:
@@ -83,7 +84,8 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
     """The plan for a rung, as far as it does not depend on time."""
     n = attacker.samples
     likely, fewest = (n, FEWEST_CANDIDATES) if n else (found.bound or 0, USUAL_CANDIDATES)
-    candidates = options.candidates or min(max(2 * likely, fewest), MOST_CANDIDATES)
+    per_image = 1 if attacker.live and n else 2  # surplus candidates would distort the statistics of the batch
+    candidates = options.candidates or min(max(per_image * likely, fewest), MOST_CANDIDATES)
     assert attacker.method is not None
     return Plan(
         method=attacker.method,
@@ -97,6 +99,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,
         rule=attacker.rule,
+        live=attacker.live,
     )
 
 

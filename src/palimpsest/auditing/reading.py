@@ -74,6 +74,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         within=None if plan.within == "span" else "everywhere",
         rule=plan.rule,
         continues=subject.continues,
+        live=plan.live,
     )
 
 

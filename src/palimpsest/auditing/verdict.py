@@ -91,7 +91,7 @@ class Evidence:
         finished: whether there was time for everything that was planned.
         looks: the number of readings of the same weights that are compared with the training images.
         trace: the p-value of the traces that the training images left in the weights, against those of held-out ones.
-        live: whether batch normalisation used the statistics of each batch in training.
+        live: whether batch normalisation used the statistics of each batch in training, and the method does not.
     """
 
     ranking: Ranking
@@ -248,7 +248,7 @@ def _obstacles(e: Evidence) -> Reasons:
     if e.live:
         words = "batch normalisation was live in training, so each gradient depends on its whole batch"
         advice = "Do not take this for safety: others may find a method."
-        yield Reason.LIVE_NORMALISATION, f"{words}, and no method here reads that", advice
+        yield Reason.LIVE_NORMALISATION, f"{words}, and the method for final weights alone does not read that", advice
     if e.floor is not None and e.floor > DESCRIBED and e.method in CHANGES:
         yield from _far(e, e.floor)
     explained = e.floor is not None and e.floor < EXPLAINED  # early federated rounds: right images, poor answers

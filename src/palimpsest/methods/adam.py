@@ -14,6 +14,7 @@ from palimpsest.objectives.adam_rule import Adjoint, adam_changes
 from palimpsest.objectives.autograd import Parameters, total
 
 STAGES = (0.1, 0.3, 0.5, 0.7, 0.9)
+ROUNDING = 1e-5  # of the largest gradient of a parameter, in root mean square
 
 
 class AdamPath(Path):
@@ -99,6 +100,7 @@ class AdamPath(Path):
 
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
         """e, and ½ ∂L/∂v. L is stationary in a_j, so that ½ ∂L/∂h_j = a_j w∘e_j / (m ‖T_j‖²)."""
+        kept = _beyond_rounding(v)
         e, a, runs = self._error(v)
         stages, pull = len(self.tangents) // len(a), {}
         for name, of in runs.items():
@@ -107,11 +109,12 @@ class AdamPath(Path):
             ]
             each = torch.stack([b_j for b_j in b for _ in range(stages)]).split(self.memories)
             pull[name] = torch.cat([adjoint(b_s) for (_, adjoint), b_s in zip(of, each, strict=True)])
-        return e, pull
+        return e, _times(pull, kept)
 
     def _error(self, v: Parameters) -> tuple[Parameters, Tensor, dict[str, list[tuple[Tensor, Adjoint]]]]:
         """e_j = a_j h_j − T_j, the best a_j, and h_s with its adjoint for the stages that share their means."""
-        runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)] for name, t in v.items()}
+        runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)]
+                for name, t in _times(v, _beyond_rounding(v)).items()}  # fmt: skip
         h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (*self.segments.shape, -1)).sum(1)
              for name, of in runs.items()}  # fmt: skip
         a = self._factors(h)
@@ -125,3 +128,17 @@ class AdamPath(Path):
         hT = total([self.weights[name] * (t * self.target[name]).flatten(1).sum(1) for name, t in h.items()])
         hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
         return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)
+
+
+def _beyond_rounding(v: Parameters) -> Parameters:
+    """1 for each parameter whose gradient is more than rounding, else 0: Adam's rule would make rounding as large.
+
+    A bias before live batch normalisation does not have any effect, so its gradient is rounding.
+    """
+    sizes = {name: t.detach().square().mean().sqrt() for name, t in v.items()}
+    least = ROUNDING * torch.stack(list(sizes.values())).max()
+    return {name: (size > least).to(size) for name, size in sizes.items()}
+
+
+def _times(v: Parameters, kept: Parameters) -> Parameters:
+    return {name: kept[name] * t for name, t in v.items()}

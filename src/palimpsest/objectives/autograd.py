@@ -15,6 +15,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -41,24 +42,34 @@ Operator = Callable[[Tensor], Tensor]
 Sharpness = float | Tensor | None
 
 
+@dataclass(frozen=True, eq=False)
 class Network:
-    """A network as a function of its parameters and of images, with its ReLUs smoothed. Threads may share it."""
+    """A network as a function of its parameters and of images, with its ReLUs smoothed. Threads may share it.
 
-    def __init__(self, module: nn.Module, *, exact_forward: bool = False) -> None:
-        self.module, self.exact_forward = module, exact_forward
+    Args:
+        module: the network, in evaluation mode.
+        exact_forward: whether ReLUs keep their values, and only their derivatives are smoothed.
+        live: whether batch normalisation uses the statistics of the images that it is given, as in training mode.
+    """
+
+    module: nn.Module
+    exact_forward: bool = False
+    live: bool = False
 
     def __call__(self, θ: Parameters, images: Tensor, β: Sharpness) -> Tensor:
         """Outputs (k, C)."""
         rectifier = smoothing.exact_forward if self.exact_forward else smoothing.softplus
         smoothed = nullcontext() if β is None else smoothing.Smoothed(β, rectifier)
-        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), normalising.WrittenOut(), smoothed:
+        written_out = normalising.WrittenOut(live=self.live)
+        with smoothing.failures_named(), _FORWARD, _DIFFERENTIABLE_ATTENTION(), written_out, smoothed:
             outputs = functional_call(self.module, θ, (images,))
         return outputs.flatten(1) if outputs.ndim > 1 else outputs.unsqueeze(1)
 
     def check(self, images: Tensor, β: Sharpness) -> None:
         """Raise a named error unless the network can be differentiated twice at such images."""
-        with _FORWARD, _DIFFERENTIABLE_ATTENTION(), matrix_products(tf32=False, device=images.device):
-            smoothing.check(self.module, images, β)
+        written_out = normalising.WrittenOut(live=self.live)
+        with _FORWARD, _DIFFERENTIABLE_ATTENTION(), written_out, matrix_products(tf32=False, device=images.device):
+            smoothing.check(self.module, images, β, live=self.live)
 
     def dense_layers(self, images: Tensor) -> tuple[dense.Layer, ...] | None:
         """The layers, if the network is a stack of dense ones."""
@@ -91,8 +102,7 @@ class Network:
 
     def to(self, device: torch.device | str | None, dtype: torch.dtype | None) -> Network:
         with _FORWARD:
-            module = copy.deepcopy(self.module).to(device=device, dtype=dtype)
-            return Network(module, exact_forward=self.exact_forward)
+            return replace(self, module=copy.deepcopy(self.module).to(device=device, dtype=dtype))
 
     def state_dict(self) -> dict[str, Any]:
         with _FORWARD:

@@ -27,6 +27,7 @@ import copy
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Self, cast
 
@@ -42,6 +43,7 @@ from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.objectives.segments import Segments
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 
+ONE_BATCH = "candidates that share live batch normalisation do not split; leave splitting out"
 Layers = tuple[dense.Layer, ...] | None
 Points = Mapping[str, Tensor] | Sequence[Mapping[str, Tensor]]
 
@@ -81,6 +83,7 @@ class Objective(ABC):
     whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
     apart: bool = False  # whether v keeps the parts of its tangent points, on its first axis, instead of their sums
     scaled: bool = True  # whether L depends on the scale of the multipliers
+    live: bool = False  # whether the candidates are one batch, whose statistics normalise each of them
 
     @torch.inference_mode(False)  # the copies can then be differentiated, in whatever mode the caller is
     def __init__(
@@ -190,6 +193,8 @@ class Objective(ABC):
 
         ``pull`` is that of all candidates, if these are not all.
         """
+        if self.live:
+            raise InvalidInputError(ONE_BATCH)
         u = pull or self.pull(x, multipliers, labels)
         x = autograd.leaf(x)
         v = self.represent(x, multipliers.detach(), labels)
@@ -360,8 +365,8 @@ class Objective(ABC):
     def chunks(
         self, x: Tensor, multipliers: Tensor, labels: Tensor | None
     ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """The candidates in groups of at most ``chunk``, all in one by default."""
-        size = self.chunk or len(x)
+        """The candidates in groups of at most ``chunk``, all in one by default and if they are one batch."""
+        size = len(x) if self.live else self.chunk or len(x)
         groups = [slice(start, start + size) for start in range(0, len(x), size)]
         return [(x[i], multipliers[i], None if labels is None else labels[i]) for i in groups]
 
@@ -385,7 +390,7 @@ class Objective(ABC):
 
     def dense_layers(self, x: Tensor) -> Layers:
         """The layers, if the network is a stack of dense ones and all of them take part."""
-        layers = self._network.dense_layers(self._images(x)) if self._may_be_dense else None
+        layers = self._network.dense_layers(self._images(x)) if self._may_be_dense and not self.live else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
 
@@ -427,6 +432,8 @@ class Objective(ABC):
 
     def among(self, processes: Processes) -> Self:
         """The same objective, computed by several processes: each takes its share of the candidates."""
+        if self.live and processes.count > 1:
+            raise InvalidInputError("live batch normalisation needs all candidates on one process; run it on one")
         return self._changed(_processes=processes)
 
     def by_autograd(self) -> Self:
@@ -438,7 +445,20 @@ class Objective(ABC):
 
         Haim et al. (2022) do so. The derivatives are then not exactly those of the loss.
         """
-        return self._changed(exact_forward=True, _network=Network(self._network.module, exact_forward=True))
+        return self._changed(exact_forward=True, _network=replace(self._network, exact_forward=True))
+
+    def with_live_batch_norm(self) -> Self:
+        """The same objective for a training whose batch normalisation was live, as in ``model.train()``.
+
+        An output Φ_i(X) then depends on the whole batch X, by its mean and deviation. The gradient of the training loss
+        is still a sum over images,
+
+            r = T − Σ_i λ_i ∇_θ φ_i(θ*, X),
+
+        and the candidates together are X. All of them are taken in one piece: there are no chunks, no further
+        processes, and no splitting, because S(x_i) does not say how a copy of x_i changes the statistics of the others.
+        """
+        return self._changed(live=True, _network=replace(self._network, live=True))
 
     def _changed(self, **attributes: Any) -> Self:
         """A copy with other attributes. It is not bound to shapes, because its engine may be another one."""

@@ -1,4 +1,4 @@
-"""Layer and instance normalisation with right derivatives of every order.
+"""Layer, instance and live batch normalisation with right derivatives of every order.
 
 torch saves the mean and the deviation of its fused normalisation, and takes them as constants in third derivatives and
 in derivatives of a forward derivative. Splitting matrices, Hessians, and gradients by forward differentiation would be
@@ -6,8 +6,10 @@ wrong. Here both are written out,
 
     y = (x − mean x) / √(mean (x − mean x)² + ε) · w + b,
 
-so torch differentiates each operation. Batch normalisation with fixed statistics is linear and needs no such care;
-group normalisation is right in torch.
+so torch differentiates each operation. Group normalisation is right in torch.
+
+Batch normalisation with fixed statistics is linear and needs no such care. *Live*, as in training mode, it takes mean
+and deviation over the whole batch. An output then depends on all images of its batch, and so does each gradient.
 """
 
 from __future__ import annotations
@@ -60,11 +62,36 @@ def instance_norm(
     return _affine(_standardised(input, over, eps), w, b)
 
 
+def live_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.batch_norm` in training. It leaves the running statistics as they are."""
+    over = tuple(range(2, input.ndim))
+    w, b = (None if t is None else t.view(-1, *[1] * len(over)) for t in (weight, bias))
+    return _affine(_standardised(input, (0, *over), eps), w, b)
+
+
 _WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {"layer_norm": layer_norm, "instance_norm": instance_norm}
 
 
 class WrittenOut(TorchFunctionMode):
-    """While active, torch computes these normalisations by operations that it differentiates rightly."""
+    """While active, torch computes these normalisations by operations that it differentiates rightly.
+
+    ``live`` normalises batches by their own statistics, whatever mode the network is in.
+    """
+
+    def __init__(self, *, live: bool = False) -> None:
+        super().__init__()
+        self.live = live
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.live and func is F.batch_norm:
+            func = live_batch_norm
         return _WRITTEN_OUT.get(getattr(func, "__name__", ""), func)(*args, **(kwargs or {}))

@@ -167,11 +167,12 @@ def failures_named(error: Callable[[str], PalimpsestError] = _fails) -> Iterator
         raise error(f"{type(failure).__name__}: {lines[0]}" if lines else type(failure).__name__) from failure
 
 
-def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None:
+def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None, *, live: bool = False) -> None:
     """Refuse a network that an objective cannot differentiate, and name the layer.
 
-    Activations must be smooth or smoothable, outputs must be deterministic, and no layer may mix the candidates of a
-    batch, because f(x_i) would then depend on x_j. Max-pooling is accepted: it selects among smooth functions.
+    Activations must be smooth or smoothable, and outputs must be deterministic. Unless batch normalisation is live, no
+    layer may mix the candidates of a batch, because f(x_i) would then depend on x_j. Max-pooling is accepted: it
+    selects among smooth functions.
     """
     mode = Smoothed(sharpness) if sharpness is not None else nullcontext()
     shape = ",".join(map(str, x.shape[1:]))
@@ -184,11 +185,12 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
     probe = torch.stack([x[0], x[-1] + 0.1, x[0] - 0.1])
     try:
         for name, module in model.named_modules():
-            _refuse_by_kind(name, module)
+            _refuse_by_kind(name, module, live=live)
             hooks.append(module.register_forward_pre_hook(lambda m, args, name=name: layers.append(name)))
             hooks.append(module.register_forward_hook(lambda m, args, output: layers.__delitem__(-1)))
         with failures_named(refused), torch.no_grad(), mode:
-            together, again, alone = model(probe), model(probe), model(probe[:1])
+            together, again = model(probe), model(probe)
+            alone = None if live else model(probe[:1])
     finally:
         for hook in hooks:
             hook.remove()
@@ -200,12 +202,16 @@ def check(model: nn.Module, x: Tensor, sharpness: float | Tensor | None) -> None
         raise NonFiniteError("the network's outputs are NaN or infinite; check its weights and the scale of its images")
     if not torch.equal(together, again):
         raise UnsupportedNetworkError("", "gives different outputs for the same input; switch off its randomness")
-    if not torch.allclose(together[:1], alone, rtol=1e-3, atol=1e-3 * float(together.abs().max())):
+    if alone is not None and not torch.allclose(
+        together[:1], alone, rtol=1e-3, atol=1e-3 * float(together.abs().max())
+    ):
         raise UnsupportedNetworkError("", "mixes the images of a batch; give it layers that see one image at a time")
 
 
-def _refuse_by_kind(name: str, module: nn.Module) -> None:
+def _refuse_by_kind(name: str, module: nn.Module, *, live: bool) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         raise UnsupportedNetworkError(name, "is TorchScript, which hides its activations; pass the Python module")
-    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None:
-        raise UnsupportedNetworkError(name, "mixes candidates by batch statistics; train it with running statistics")
+    if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None and not live:
+        raise UnsupportedNetworkError(
+            name, "mixes candidates by batch statistics; use objective.with_live_batch_norm()"
+        )

@@ -35,6 +35,7 @@ def problem(
     whitening: float | None = None,
     rule: Rule = "sgd",
     continues: bool = True,
+    live: bool = False,
 ) -> tuple[Objective, Subspace | None]:
     """The objective of a method, and the subspace to search in; None stands for all images.
 
@@ -51,6 +52,8 @@ def problem(
         whitening: how strongly these methods balance the directions of the span. None chooses 0.5.
         rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
         continues: for Adam, whether each segment continues the last one, as for `pal.AdamPath`.
+        live: whether batch normalisation was live in training. NTK, Path and Gradient then take the candidates as one
+            batch.
     """
     if initial is None and (method == "ntk" or (within == "span" and method not in CHANGES)):
         raise InvalidInputError("the NTK method and --within span need the weights before training; give --initial")
@@ -64,7 +67,8 @@ def problem(
         way = checkpoints if method == "path" else [(initial or {}, model.state_dict())]
         assert way is not None
         points = (at,) if isinstance(at, int | float) else at
-        return AdamPath(model, way, at=points, continues=continues, weights=weights), None
+        adam = AdamPath(model, way, at=points, continues=continues, weights=weights)
+        return adam.with_live_batch_norm() if live else adam, None
     ends: Mapping[str, Tensor] | Checkpoints | None = checkpoints if method == "path" else initial
     if method == "gradient" and gradient is not None:
         ends = as_change(gradient)
@@ -90,6 +94,7 @@ def problem(
     else:
         assert initial is not None
         made = NTK(model, found.shrunk(initial) if found else initial, at=at, weights=weights)
+    made = made.with_live_batch_norm() if live else made
     made.whitening = _default(made, subspace, image_shape) if whitening is None else whitening
     return made, subspace
 

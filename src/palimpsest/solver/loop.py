@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from palimpsest.errors import DivergenceError
+from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors
 from palimpsest.execution.fusion import fusible
 from palimpsest.execution.processes import Processes
 from palimpsest.objectives import Objective
+from palimpsest.objectives.base import ONE_BATCH
 from palimpsest.objectives.binding import Bound
 from palimpsest.objectives.spaces import Parametrisation
 from palimpsest.solver import memory, rounds
@@ -48,6 +49,8 @@ class Solver:
     def __init__(
         self, objective: Objective, space: Parametrisation, settings: Settings, execution: Execution | None = None
     ) -> None:
+        if objective.live and settings.splitting is not None:
+            raise InvalidInputError(ONE_BATCH)
         self.space, self.settings, self.execution = space, settings, execution or Execution()
         self._original, self.processes = objective, Processes(self.execution.processes)
         self.objective = objective.within(space).among(self.processes)  # a copy, whose sharpness the solver sets
@@ -65,7 +68,7 @@ class Solver:
             "watched step": partial(Solver._advance, itself, watch=True),
         }
         shapes = {name: tuple(t.shape) for name, t in self.objective.target.items()}
-        kind = (type(objective), objective.signed, objective.exact_forward, objective.sharpness, shapes)
+        kind = (type(objective), objective.signed, objective.exact_forward, objective.live, objective.sharpness, shapes)
         problem = repr((*kind, type(space), self.prior, settings.sharpness, settings.optimiser))
         self._steps = self.execution.executor(programs, objective.device, problem=problem)
 

@@ -17,9 +17,11 @@ COPIES = 6  # tensors that a step keeps for each one that the network computes: 
 def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None, processes: Processes, k: int) -> int | None:
     """The most candidates whose step fits into this memory (by default half of the free memory), a power of two.
 
-    None if each process's share of the k candidates fits. All processes use the size of the one with the least memory,
-    because they decide by it.
+    None if each process's share of the k candidates fits, or if they are one batch that cannot be divided. All
+    processes use the size of the one with the least memory, because they decide by it.
     """
+    if objective.live:
+        return None
     share = -(-k // processes.count)
     neighbours = 1 if x.is_cuda else processes.on_this_host
     room = int(SHARE * free_bytes(x.device) / neighbours if gigabytes is None else 1e9 * gigabytes)

@@ -135,7 +135,10 @@ def contributions(objective: Objective, x: Tensor, multipliers: Tensor, labels: 
     """(k,) ‖λ_i f(x_i)‖, the size of each candidate's contribution."""
     layers, k = objective.bind(x, multipliers, labels).layers, len(x)
     x, λ, labels = objective.mine(x, multipliers, labels)
-    alone = [(x[i], λ[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
+    if objective.live:  # the others stay in the batch
+        alone = [(x, torch.zeros_like(λ).index_copy(0, i, λ[i]), labels) for i in torch.arange(k)[:, None].to(x.device)]
+    else:
+        alone = [(x[i], λ[i], None if labels is None else labels[i]) for i in torch.arange(len(x))[:, None]]
     squares = [objective.length_squared(objective.explained(layers, *one)) for one in alone]
     return objective.joined(torch.stack(squares).sqrt(), k)
 

@@ -93,7 +93,6 @@ def certify(
     """
     T2 = float(objective.target_norm_squared)
     dx, _ = objective.gradients(x, multipliers, labels)
-    S = eigenpairs(objective, x, multipliers, labels, iterations=iterations, basis=BASIS)
     hessian = objective.hessian(x, multipliers, labels)
     in_chunks = objective.chunk is not None and objective.chunk < len(x)
     of_all = max(2, BASIS * objective.chunk // len(x)) if in_chunks and objective.chunk else BASIS
@@ -103,7 +102,10 @@ def certify(
     def curvature_along_v(at: Tensor) -> float:
         return float((v * objective.hessian(at, multipliers, labels)(v)).sum())
 
-    splitting = float((S.values - S.residuals).min()) / T2
+    splitting = -torch.inf  # candidates that share live batch normalisation do not have splitting matrices
+    if not objective.live:
+        S = eigenpairs(objective, x, multipliers, labels, iterations=iterations, basis=BASIS)
+        splitting = float((S.values - S.residuals).min()) / T2
     bounds = [splitting] if objective.convex else [-torch.inf]
     bounds += [] if in_chunks else [float(H.values[0] - H.residuals[0]) / T2]
     return Certificate(
