@@ -112,10 +112,31 @@ def loss(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | 
 
 def norm_squared(objective: Objective, rs: list[dict[str, Tensor]]) -> Tensor:
     """Σ_j share_j Σ_p w_p ‖r_jp‖², or the geometric mean over the parameters."""
+    rs = whitened(objective, rs)
     if isinstance(objective.weights, Likelihood):
         return geometric_mean(rs[0], objective.weights.rounding)
     pairs = zip(shares(objective), rs, strict=True)
     return sum(share * objective.weights[name] * r[name].square().sum() for share, r in pairs for name in r)
+
+
+def whitened(objective: Objective, rs: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """H r = c (TTᵀ)^(−p/4) r (TᵀT)^(−p/4) for matrices, so that ‖H T‖ = ‖T‖; singular values below 1 % count as 1 %."""
+    if not objective._metrics:
+        return rs
+    Ts, every = targets(objective), shares(objective)
+    for name in [name for name, t in Ts[0].items() if t.ndim > 1 and min(t.flatten(1).shape) > 1]:
+        matrices = [share**0.5 * T[name].flatten(1) for share, T in zip(every, Ts, strict=True)]
+        B = inverse_power(sum(T @ T.T for T in matrices), objective.whitening)
+        A = inverse_power(sum(T.T @ T for T in matrices), objective.whitening)
+        c = (sum(T.square().sum() for T in matrices) / sum((B @ T @ A).square().sum() for T in matrices)).sqrt()
+        rs = [r | {name: (c * B @ r[name].flatten(1) @ A).view_as(r[name])} for r in rs]
+    return rs
+
+
+def inverse_power(G: Tensor, p: float) -> Tensor:
+    """G^(−p/4)."""
+    λ, U = torch.linalg.eigh(G)
+    return (U * λ.clamp_min(1e-4 * λ[-1]) ** (-p / 4)) @ U.T
 
 
 def geometric_mean(r: dict[str, Tensor], ε: float) -> Tensor:
@@ -128,6 +149,7 @@ def weights(objective: Objective, rs: list[dict[str, Tensor]]) -> dict[str, Tens
     """w_p, such that w_p r_p = ½ ∂L/∂r_p."""
     if not isinstance(objective.weights, Likelihood):
         return objective.weights
+    rs = whitened(objective, rs)
     n, ε = sum(t.numel() for t in rs[0].values()), objective.weights.rounding
     return {name: geometric_mean(rs[0], ε) / (n * (r.square().mean() + ε)) for name, r in rs[0].items()}
 
@@ -141,7 +163,8 @@ def pulls(objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> l
     """−½ ∂L/∂v for each part of v: w∘r times the share of its segment; by autograd for a training by Adam."""
     if not isinstance(objective, pal.AdamPath):
         rs = residuals(objective, x, multipliers, labels)
-        w, pairs = weights(objective, rs), zip(shares(objective), rs, strict=True)
+        w, twice = weights(objective, rs), whitened(objective, whitened(objective, rs))
+        pairs = zip(shares(objective), twice, strict=True)
         return [{name: share * w[name] * t for name, t in r.items()} for share, r in pairs]
     vs = stages(objective, x, multipliers, labels)
     vs = [{name: t.detach().requires_grad_() for name, t in v.items()} for v in vs]

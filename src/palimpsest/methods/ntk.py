@@ -28,8 +28,9 @@ class NTK(Objective):
         initial: its weights before training, a state dict.
         at: t, or several of them. Each point has its own multipliers, of shape (k, len(at)). A network with C > 1
             outputs adds an axis of length C.
-        whitening: from 0 to 1, for a search within the span of the images. 1 lets all directions of the first layer
-            count alike, and 0 leaves them as they are. The loss is then measured in that metric.
+        whitening: from 0 to 1. 1 lets all directions of a layer's change count alike, and 0 leaves them as they are.
+            `pal.reconstruct` then measures the loss in that metric. Within the span of a dense network, it is that of
+            the first layer's inputs; elsewhere, that of all layers. See `palimpsest.objectives.whitening`.
 
     Examples:
         >>> import torch

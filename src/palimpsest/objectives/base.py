@@ -42,6 +42,7 @@ from palimpsest.objectives.binding import Bound, parameters_of
 from palimpsest.objectives.labels import Labels, Unlabelled
 from palimpsest.objectives.segments import Segments
 from palimpsest.objectives.spaces import Parametrisation, Subspace
+from palimpsest.objectives.whitening import Metric, metrics
 
 ONE_BATCH = "candidates that share live batch normalisation do not split; leave splitting out"
 Layers = tuple[dense.Layer, ...] | None
@@ -80,7 +81,7 @@ class Objective(ABC):
     linear: bool = False  # whether φ(Φ) = cΦ if the network has one output
     label_kind: Labels = Unlabelled()  # the labels that candidates carry
     exact_forward: bool = False  # whether ReLUs keep their values, and only their derivatives are smoothed
-    whitening: float = 0.0  # how far directions of the first layer count alike, within a subspace: 1 means fully
+    whitening: float = 0.0  # how far the directions of a layer's change count alike in a search: 1 means fully
     apart: bool = False  # whether v keeps the parts of its tangent points, on its first axis, instead of their sums
     scaled: bool = True  # whether L depends on the scale of the multipliers
     live: bool = False  # whether the candidates are one batch, whose statistics normalise each of them
@@ -112,6 +113,7 @@ class Objective(ABC):
         self.chunk: int | None = None
         self._processes = Processes()
         self._space: Parametrisation | None = None
+        self._metrics: dict[str, Metric] = {}
         self._may_be_dense = True
         self._bound: Bound | None = None  # dropped by every copy, see `_changed`
         self.weights = self._resolved(weights)
@@ -330,14 +332,19 @@ class Objective(ABC):
         return {name: -u for name, u in self._error_and_pull(_copied(v))[1].items()}
 
     def _squares(self, r: Parameters) -> Parameters:
-        return {name: self.segments.square(t) for name, t in r.items()}
+        metrics = self._metrics
+        return {name: self.segments.square(metrics[name].half(t) if name in metrics else t) for name, t in r.items()}
 
     def _weigh(self, r: Parameters) -> Parameters:
-        """w∘r = ½ ∂L/∂r."""
+        """w∘r = ½ ∂L/∂r; with whitening, w∘HHr."""
         if isinstance(self.weights, weighting.Likelihood):
             w = self.weights.weights(self._squares(r))
-            return {name: w[name] * t for name, t in r.items()}
-        return {name: self.segments.weighed(t, self.weights[name]) for name, t in r.items()}
+            return {name: w[name] * t for name, t in self._whitened(r).items()}
+        return {name: self.segments.weighed(t, self.weights[name]) for name, t in self._whitened(r).items()}
+
+    def _whitened(self, r: Parameters) -> Parameters:
+        """HHr."""
+        return {name: self._metrics[name](t) if name in self._metrics else t for name, t in r.items()}
 
     def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
         """The derivative of v ↦ ½ ∂L/∂v along a change of v. Fixed weights make this map linear."""
@@ -403,7 +410,8 @@ class Objective(ABC):
     def within(self, space: Parametrisation) -> Self:
         """The same objective in other coordinates, c ↦ L(x(c)): every derivative is then one in c.
 
-        Dense layers in a subspace become a smaller network; see :mod:`palimpsest.objectives.reduced`.
+        Dense layers in a subspace become a smaller network; see :mod:`palimpsest.objectives.reduced`. Whitening takes
+        effect here: the loss is then in its metric.
         """
         if self._space is not None:
             raise InvalidInputError("this objective lives in coordinates already; start from the one it was made of")
@@ -416,15 +424,18 @@ class Objective(ABC):
                 parts = {"target": target, "tangents": tangents, "weights": weights}
                 smaller = Network(network, exact_forward=self.exact_forward)
                 return self._changed(_network=smaller, _space=space, **parts)
-        if self.whitening:
-            raise InvalidInputError("whitening needs dense layers and a subspace; give within=pal.span(…).subspace")
-        return self._changed(_space=space)
+        return self._changed(_space=space, _metrics=self._whitening_metrics())
+
+    def _whitening_metrics(self) -> dict[str, Metric]:
+        several, p = bool(self.segments.shape), self.whitening
+        return metrics(self.target, self.segments.shares, several=several, p=p) if p else {}
 
     @torch.inference_mode(False)
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Self:
         """The same objective on another device or in another precision."""
         return self._changed(
             _space=None if self._space is None else self._space.to(device, dtype),
+            _metrics={name: metric.to(device, dtype) for name, metric in self._metrics.items()},
             _network=self._network.to(device, dtype),
             target={name: t.to(device, dtype) for name, t in self.target.items()},
             tangents=[{name: θ.to(device, dtype) for name, θ in point.items()} for point in self.tangents],
