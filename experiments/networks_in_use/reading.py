@@ -41,17 +41,17 @@ def objective_of(
     if reading.method == "kkt-signed":
         return pal.KKT(model, signed=True, weights=reading.weights, initial=initial), None, {}
     options: dict[str, Any] = {"at": reading.at, "weights": reading.weights}
-    if reading.live:
-        return pal.Path(model, checkpoints, **options).with_live_batch_norm(), None, {}
     if reading.method == "adam":
         return pal.AdamPath(model, checkpoints, **options), None, {}
-    if reading.whitening is None:
-        return pal.Path(model, checkpoints, **options), None, {}
+    options["whitening"] = reading.whitening
+    if not reading.in_span:
+        objective = pal.Path(model, checkpoints, **options)
+        return objective.with_live_batch_norm() if reading.live else objective, None, {}
     span = pal.span(model, checkpoints)
     if reading.shrunk:
         options["shrinkage"] = span.shrinkages
-    objective = pal.Path(model, checkpoints, whitening=reading.whitening, **options)
-    return objective, span.subspace, {"images by the span": span.samples, "shrinkage": round(span.shrinkage, 6)}
+    facts = {"images by the span": span.samples, "shrinkage": round(span.shrinkage, 6)}
+    return pal.Path(model, checkpoints, **options), span.subspace, facts
 
 
 def read(

@@ -42,8 +42,9 @@ class Reading:
     """The weight of total variation, times a factor that falls from the first to the second of `strength`."""
     strength: tuple[float, float] = (1.0, 1.0)
     weights: Literal["auto"] | None = "auto"
-    whitening: float | None = None
-    """None searches all images; a number searches the span of the first layer's change, if it has one."""
+    in_span: bool = False
+    """Whether the search is in the span of the first layer's change."""
+    whitening: float = 0.0
     shrunk: bool = False
     """Whether the start is shrunk as `pal.span` says: weight decay of known initial weights."""
     segments: int = 1
@@ -82,9 +83,9 @@ MLP = Training(rate=1e-3, epochs=5000)
 ADAM = replace(MLP, optimiser="adam", rate=1e-4)
 BY_ADAM = Reading(method="adam", at=(0.1, 0.3, 0.5, 0.7, 0.9), per_image=1.5, steps=1500)
 DECAYED = replace(MLP, epochs=2000, tolerance=0.0)
-IN_SPAN = Reading(steps=3000, whitening=0.5)
+IN_SPAN = Reading(steps=3000, in_span=True, whitening=0.5)
 # As for 500 images in the experiments of `reproduce`, in the span of the first layer's change.
-MANY = Reading(steps=15_000, strength=(1.0, 0.1), weights=None, whitening=0.0)
+MANY = Reading(steps=15_000, strength=(1.0, 0.1), weights=None, in_span=True)
 RESNET = Training(optimiser="sgd", rate=1e-2, epochs=20)
 # On the tuning seed, with 20 images: mean SSIM 0.52 after 3,000 steps, 0.63 after 6,000. Less with a rate of 0.1, with
 # smoothness 1, or with 40 candidates (0.39, 0.51, 0.46), and with smoothness 0.1 and a rate of 0.02 (0.17).

@@ -18,7 +18,7 @@ Within = Literal["everywhere", "span"]
 Rule = Literal["sgd", "adam"]  # the optimiser of the training; sgd stands for momentum, too
 METHODS: dict[str, Method] = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}  # by training loss
 CHANGES = ("ntk", "path", "gradient")  # the methods whose target is a sum of gradients
-WHITENING = 0.5
+IN_SPAN, ELSEWHERE = 0.5, 1.0  # the usual whitening
 
 
 def problem(
@@ -49,7 +49,8 @@ def problem(
         at: tangent points of NTK and Path.
         weights: ``"auto"`` lowers the weight of parameters that training images explain badly.
         within: None chooses the span of the first layer's change for NTK, Path and Gradient, if it is readable.
-        whitening: how strongly these methods balance the directions of the span. None chooses 0.5.
+        whitening: how strongly these methods balance the directions of a layer's change. None chooses 0.5 within the
+            span of a dense network, and 1 elsewhere.
         rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
         continues: for Adam, whether each segment continues the last one, as for `pal.AdamPath`.
         live: whether batch normalisation was live in training. NTK, Path and Gradient then take the candidates as one
@@ -63,7 +64,7 @@ def problem(
         raise InvalidInputError("the gradient method needs a gradient; give one, or the state of the optimiser")
     if rule == "adam" and method in ("ntk", "path"):
         if within == "span" or whitening:
-            raise InvalidInputError("a training by Adam does not show the span; search everywhere")
+            raise InvalidInputError("a training by Adam does not show the span; search everywhere, without whitening")
         way = checkpoints if method == "path" else [(initial or {}, model.state_dict())]
         assert way is not None
         points = (at,) if isinstance(at, int | float) else at
@@ -80,8 +81,8 @@ def problem(
         if found.subspace is None and within == "span":
             raise InvalidInputError(f"{found.reason}; leave out --within span")
         subspace = None if within == "everywhere" else found.subspace
-    if whitening and (method not in CHANGES or subspace is None):
-        raise InvalidInputError("--whitening works only for NTK and Path within the span; leave it out")
+    if whitening and method not in CHANGES:
+        raise InvalidInputError("--whitening works only for NTK, Path and Gradient; leave it out")
     if method == "multiclass":
         return MulticlassKKT(model, initial=initial, weights=weights), subspace
     if method in ("kkt", "kkt-signed"):
@@ -105,8 +106,8 @@ def as_change(gradient: Mapping[str, Tensor]) -> Checkpoints:
 
 
 def _default(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
-    """The usual strength of whitening, for networks of dense layers alone."""
+    """The usual strength of whitening."""
     if subspace is None:
-        return 0.0
+        return ELSEWHERE
     x = subspace.offset[None] if image_shape is None else subspace.offset.view(1, *image_shape)
-    return WHITENING if objective.dense_layers(x.to(objective.device, objective.dtype)) else 0.0
+    return IN_SPAN if objective.dense_layers(x.to(objective.device, objective.dtype)) else ELSEWHERE
