@@ -68,8 +68,9 @@ class Solver:
             "watched step": partial(Solver._advance, itself, watch=True),
         }
         shapes = {name: tuple(t.shape) for name, t in self.objective.target.items()}
-        kind = (type(objective), objective.signed, objective.exact_forward, objective.live, objective.sharpness, shapes)
-        problem = repr((*kind, type(space), self.prior, settings.sharpness, settings.optimiser))
+        kind = (type(objective), objective.signed, objective.exact_forward, objective.live, objective.whitening)
+        how = (type(space), self.prior, settings.sharpness, settings.optimiser)
+        problem = repr((*kind, objective.sharpness, shapes, *how))
         self._steps = self.execution.executor(programs, objective.device, problem=problem)
 
     def init(self) -> State:
