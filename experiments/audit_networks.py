@@ -149,9 +149,8 @@ FLOORS = {"W0": "one point", "C": "checkpoints"}  # by rung, as this script comp
 WITHHELD: dict[str, set[Reason]] = {
     "cnn-noise": {Reason.OTHER_IMAGES, Reason.WRONG_ANSWERS},
     "mlp-private": {Reason.NOISE},
-    "resnet-live": {Reason.LIVE_NORMALISATION},
 }  # networks that do not hold the given images: the only reasons that are true
-NAMES = ("mlp-sgd", "mlp-adam", "mlp-classes", "cnn-sgd", "cnn-adam", "resnet-frozen", "vit", *WITHHELD)
+NAMES = ("mlp-sgd", "mlp-adam", "mlp-classes", "cnn-sgd", "cnn-adam", "resnet-frozen", "vit", "resnet-live", *WITHHELD)
 MANY = 5  # recovered images that forbid "no evidence"
 
 
@@ -177,9 +176,9 @@ def _of(row: dict[str, Any], what: str, judgement: str) -> Any:
 
 
 def _floor(row: dict[str, Any], judgement: str) -> float:
-    """Of the rung that the verdict rests on. That of W, of O, and of a training by Adam is the audit's own."""
+    """Of the rung that the verdict rests on. Here, the floors describe SGD on single images; others are the audit's."""
     rung = _of(row, "rung", judgement)
-    if rung not in FLOORS or rule(row["training"]) == "adam":
+    if rung not in FLOORS or rule(row["training"]) == "adam" or "live" in row["training"]:
         return row["rungs"][rung]["floor"]
     return row["floors"].get(FLOORS[rung], 0.0)
 

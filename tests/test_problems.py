@@ -8,7 +8,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs.problems import ELSEWHERE, IN_SPAN, METHODS, Method, problem
+from palimpsest.runs.problems import EVERYWHERE, IN_SPAN, METHODS, Method, problem
 from palimpsest.runs.reconstruct import ReconstructOptions
 from palimpsest.training import LossName
 
@@ -95,7 +95,7 @@ def test_a_network_whose_first_layer_is_convolutional_is_searched_everywhere():
         return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
 
     made, space = problem("ntk", make(), make().state_dict(), within=None)
-    assert (space, made.whitening) == (None, ELSEWHERE)
+    assert (space, made.whitening) == (None, EVERYWHERE)
 
 
 OTHER = pal.networks.MLP((1, 4, 4), hidden=(20,)).state_dict()  # not the initial weights

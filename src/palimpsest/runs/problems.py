@@ -18,7 +18,7 @@ Within = Literal["everywhere", "span"]
 Rule = Literal["sgd", "adam"]  # the optimiser of the training; sgd stands for momentum, too
 METHODS: dict[str, Method] = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}  # by training loss
 CHANGES = ("ntk", "path", "gradient")  # the methods whose target is a sum of gradients
-IN_SPAN, ELSEWHERE = 0.5, 1.0  # the usual whitening
+IN_SPAN, EVERYWHERE = 0.5, 1.0  # the usual whitening
 
 
 def problem(
@@ -49,8 +49,8 @@ def problem(
         at: tangent points of NTK and Path.
         weights: ``"auto"`` lowers the weight of parameters that training images explain badly.
         within: None chooses the span of the first layer's change for NTK, Path and Gradient, if it is readable.
-        whitening: how strongly these methods balance the directions of a layer's change. None chooses 0.5 within the
-            span of a dense network, and 1 elsewhere.
+        whitening: how strongly these methods balance the directions of a layer's change. None chooses the usual one:
+            0.5 within the span of a dense network, and 1 everywhere, unless batch normalisation was live.
         rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
         continues: for Adam, whether each segment continues the last one, as for `pal.AdamPath`.
         live: whether batch normalisation was live in training. NTK, Path and Gradient then take the candidates as one
@@ -96,7 +96,7 @@ def problem(
         assert initial is not None
         made = NTK(model, found.shrunk(initial) if found else initial, at=at, weights=weights)
     made = made.with_live_batch_norm() if live else made
-    made.whitening = _default(made, subspace, image_shape) if whitening is None else whitening
+    made.whitening = _usual(made, subspace, image_shape) if whitening is None else whitening
     return made, subspace
 
 
@@ -105,9 +105,10 @@ def as_change(gradient: Mapping[str, Tensor]) -> Checkpoints:
     return [({name: torch.zeros_like(g) for name, g in gradient.items()}, gradient)]
 
 
-def _default(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
-    """The usual strength of whitening."""
+def _usual(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
+    """The usual whitening. It reads less with live batch normalisation, and in a span where not all layers are dense
+    nobody measured it."""
     if subspace is None:
-        return ELSEWHERE
+        return 0.0 if objective.live else EVERYWHERE
     x = subspace.offset[None] if image_shape is None else subspace.offset.view(1, *image_shape)
-    return IN_SPAN if objective.dense_layers(x.to(objective.device, objective.dtype)) else ELSEWHERE
+    return IN_SPAN if objective.dense_layers(x.to(objective.device, objective.dtype)) else 0.0
