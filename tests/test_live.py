@@ -9,7 +9,7 @@ from torch import nn
 
 import palimpsest as pal
 from cases import NETWORKS, OBJECTIVES, Network, make_case
-from palimpsest.errors import InvalidInputError, UnsupportedNetworkError
+from palimpsest.errors import InvalidInputError, ResourceError, UnsupportedNetworkError
 from palimpsest.execution.processes import Processes
 from palimpsest.objectives.normalising import WrittenOut
 from palimpsest.solver import memory
@@ -94,7 +94,9 @@ def test_live_batches_are_read_in_one_piece():
     objective.chunk = 2
     assert len(objective.chunks(*case.arguments)) == 1
     assert objective.loss(*case.arguments) == whole
-    assert memory.chunk_size(objective, case.x, 1e-9, Processes(), len(case.x)) is None
+    assert memory.chunk_size(objective, case.x, None, Processes(), len(case.x)) is None
+    with pytest.raises(ResourceError, match="fewer candidates"):
+        memory.chunk_size(objective, case.x, 1e-9, Processes(), len(case.x))
 
 
 def test_live_batches_do_not_split():

@@ -20,7 +20,6 @@ from palimpsest.auditing.preflight import preflight
 from palimpsest.auditing.subject import subject
 from palimpsest.cli.main import main
 from palimpsest.runs import estimates
-from palimpsest.runs.problems import EVERYWHERE, IN_SPAN
 from palimpsest.scoring import Outcome
 
 NETWORK = "palimpsest.networks:MLP"
@@ -190,7 +189,7 @@ def test_a_control_is_searched_in_its_span_only_if_the_subject_is(rounded, train
     plan = planned(ours, "path", samples=4)
     for role in ("subject", "negative", "positive"):
         problem, space = reading._problem(case, plan, role)
-        assert (space is None, problem.whitening) == (rounded, EVERYWHERE if rounded else IN_SPAN)
+        assert (space is None, problem.whitening == 0) == (rounded, rounded)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
-from palimpsest.runs.problems import EVERYWHERE, IN_SPAN, METHODS, Method, problem
+from palimpsest.runs.problems import METHODS, WHITENING, Method, problem
 from palimpsest.runs.reconstruct import ReconstructOptions
 from palimpsest.training import LossName
 
@@ -61,7 +61,7 @@ def test_options_give_the_same_objective_as_python(method, expected, fit):
 def test_the_span_is_chosen_for_ntk_alone(fit):
     made, space = problem("ntk", fit.model, fit.initial, within=None)
     assert space is not None
-    assert made.whitening == IN_SPAN
+    assert made.whitening == WHITENING
     assert problem("ntk", fit.model, fit.initial, within="span", whitening=0.0)[0].whitening == 0
     assert problem("kkt", fit.model, fit.initial, within=None)[1] is None
     assert problem("kkt", fit.model, fit.initial, within="span")[1] is not None
@@ -69,13 +69,13 @@ def test_the_span_is_chosen_for_ntk_alone(fit):
 
 def test_a_gradient_and_a_path_are_searched_in_their_own_spans(fit):
     made, space = problem("gradient", fit.model, gradient=gradient(fit), within=None)
-    assert made.whitening == IN_SPAN
+    assert made.whitening == WHITENING
     assert len(space.basis) == 1  # the line through the two images of the batch
     x = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(1))
     flat = space.shaped(SHAPE).to(dtype=torch.float32)
     torch.testing.assert_close(flat.images(flat.coordinates(x)), x, rtol=1e-3, atol=1e-3)
     made, space = problem("path", fit.model, checkpoints=way(fit), within=None)
-    assert (made.whitening, len(space.basis)) == (IN_SPAN, 3)
+    assert (made.whitening, len(space.basis)) == (WHITENING, 3)
 
 
 @pytest.mark.parametrize("within", ["everywhere", None])
@@ -95,7 +95,7 @@ def test_a_network_whose_first_layer_is_convolutional_is_searched_everywhere():
         return torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(), torch.nn.Linear(8, 1))
 
     made, space = problem("ntk", make(), make().state_dict(), within=None)
-    assert (space, made.whitening) == (None, EVERYWHERE)
+    assert (space, made.whitening) == (None, 0.0)
 
 
 OTHER = pal.networks.MLP((1, 4, 4), hidden=(20,)).state_dict()  # not the initial weights

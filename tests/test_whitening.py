@@ -5,6 +5,7 @@ import torch
 
 import palimpsest as pal
 from cases import NETWORKS, make_case
+from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.objectives.whitening import SMALLEST, metrics
 from test_objectives import (  # noqa: F401  the same tests, with the cases below
@@ -16,6 +17,7 @@ from test_objectives import (  # noqa: F401  the same tests, with the cases belo
     test_loss_and_residual_equal_brute_force,
     test_the_hessian_does_not_depend_on_chunks,
 )
+from test_splitting import test_matrix_is_symmetric_and_equals_finite_differences  # noqa: F401
 
 METHODS = ("ntk", "ntk-nodes-outputs", "path-nodes-outputs", "gradient-likelihood")
 P = {"ntk": 1.0, "ntk-nodes-outputs": 0.5, "path-nodes-outputs": 0.7, "gradient-likelihood": 1.0}
@@ -95,3 +97,19 @@ def test_directions_in_which_training_moved_little_are_read_better():
 
     assert likeness(0.0) < 0.6
     assert likeness(1.0) > 0.9
+
+
+def test_a_training_by_adam_is_not_whitened():
+    case = make_case(NETWORKS[0], "adam")
+    case.objective.whitening = 1.0
+    with pytest.raises(InvalidInputError, match="whitening"):
+        whitened(case)
+
+
+def test_a_run_resumes_only_with_the_same_whitening(tmp_path):
+    case = make_case(NETWORKS[3], "ntk")
+    options = {"image_shape": tuple(case.x.shape[1:]), "candidates": 3, "steps": 4, "checkpoint": tmp_path / "state"}
+    pal.reconstruct(case.objective, **options)
+    case.objective.whitening = 1.0
+    with pytest.raises(pal.errors.PalimpsestError):
+        pal.reconstruct(case.objective, **options)

@@ -93,8 +93,8 @@ RESNET_READING = Reading(
     at=(0.25, 0.75), per_image=1.0, steps=3000, rate=0.03, smoothness=0.3, strength=(1.0, 0.1), weights=None
 )
 
-# On the tuning seed, of 20 images: 8 to 9 recovered with p = 0 and any smoothness; with p = 1 and a smoothness of 0.1, 0.3
-# and 1 they are 5, 17 and 20. With live batch norm, 6 with p = 0, and at most 3 with p = 1.
+# On the tuning seed, of 20 images: 8 or 9 recovered with p = 0 and any smoothness. With p = 1 and a smoothness of 0.1,
+# 0.3 and 1 they are 5, 17 and 20. With live batch norm, 6 with p = 0, and at most 3 with p = 1.
 SMALL_CNN = Training(rate=2e-4)
 PLAIN = Reading(steps=2000, strength=(3.0, 3.0))
 WHITENED = Reading(steps=2000, strength=(10.0, 10.0), whitening=1.0)

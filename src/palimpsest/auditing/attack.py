@@ -7,7 +7,7 @@ from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.floor import Floor, floor
-from palimpsest.auditing.ladder import Attacker
+from palimpsest.auditing.ladder import Attacker, was_live
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import kind, rank
@@ -43,7 +43,7 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     tested = _floor(case, plan)
     read_aside(case, plan, plan.runs(controls=case.options.controls))
-    live = found.live_layers > 0 and case.options.batch_norm != "fixed" and not plan.live
+    live = was_live(found, case.options) and not plan.live
     return Attempt(case, attacker, plan, tested, live, *read_all(case, plan))
 
 

@@ -34,7 +34,17 @@ from palimpsest.auditing.checksums import checksums
 from palimpsest.auditing.doubts import doubts
 from palimpsest.auditing.further import read_further
 from palimpsest.auditing.identity import claim
-from palimpsest.auditing.ladder import EFFORT, NO_TIME, NOT_CHOSEN, ORDER, Attacker, attackers, check_rungs
+from palimpsest.auditing.ladder import (
+    EFFORT,
+    NO_TIME,
+    NOT_CHOSEN,
+    ORDER,
+    Attacker,
+    attackers,
+    check_normalisation,
+    check_rungs,
+    was_live,
+)
 from palimpsest.auditing.members import known, members
 from palimpsest.auditing.options import LEAST_RESERVE, RESERVE, Minutes, Options, Restarts, RungName, Strength
 from palimpsest.auditing.page import WITHOUT_PICTURES, render_audit
@@ -166,6 +176,7 @@ def audit(
     )  # fmt: skip
     check_start(examined)
     check_rungs(examined, options)
+    check_normalisation(examined, options)
     if options.rungs:
         options = replace(options, rungs=tuple(name for name in ORDER if name in options.rungs))
     with RunFolder(out).locked(create=True) as folder:
@@ -176,7 +187,8 @@ def audit(
         clock = Clock(began + 60 * minutes - options.reserve)
         case = Case(folder.path, folder.owner, examined, options, truth, device, clock, executor=executor)
         found = _preflight(case)
-        case = replace(case, options=replace(options, samples=options.samples or found.samples))
+        counted = None if was_live(found, options) else found.samples
+        case = replace(case, options=replace(options, samples=options.samples or counted))
         result = _climb(case, found, _doubts(case, found))
         _save(case, result)
         settings = folder.config["audit"]["options"] | {"config.json": file_digest(folder.path / "config.json")}

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from palimpsest import datasets
 from palimpsest.auditing.case import Case
-from palimpsest.auditing.moving import Moved, Tick, by_adam, by_descent, distance, live, moved_as_far
+from palimpsest.auditing.moving import Moved, Tick, by_adam, by_descent, distance, live, moved_as_far, outputs_of
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.stages import Contents, cached_tensors
 from palimpsest.auditing.subject import Subject
@@ -211,9 +211,9 @@ def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch
     batches: list[Tensor] = []
     generator = torch.Generator().manual_seed(plan.seed)
     for step in range(min(remembered_steps(subject), plan.control_steps)):
-        batches = batches or list(torch.randperm(len(x), generator=generator).to(device).chunk(BATCHES))
+        batches = batches or _batches(torch.randperm(len(x), generator=generator).to(device), live=plan.live)
         i = batches.pop()
-        Φ = model(x[i]).reshape(len(i), -1)
+        Φ = outputs_of(model, x[i]).reshape(len(i), -1)
         loss = F.mse_loss(Φ[:, 0], y[i].to(Φ)) if subject.outputs == 1 else F.cross_entropy(Φ, y[i])
         if not loss.isfinite():
             raise TrainingDivergedError(step, "the optimiser's learning rate is too high for public images")
@@ -224,6 +224,11 @@ def _continued(subject: Subject, plan: Plan, public: PublicImages, device: torch
             callback({"step": step})
     moment = {name: m.cpu() for name, m in moments(model, rule.state_dict(), names=list(settings)).items()}
     return replace(subject, model=_holding(copy.deepcopy(subject.model), model.cpu()), segments=(), moment=moment)
+
+
+def _batches(order: Tensor, *, live: bool) -> list[Tensor]:
+    """Mini-batches. Those of live batch normalisation have two images at least, or they would not have a deviation."""
+    return list(order.tensor_split(min(BATCHES, max(1, len(order) // 2))) if live else order.chunk(BATCHES))
 
 
 def _settings(subject: Subject) -> dict[str, dict[str, Any]]:

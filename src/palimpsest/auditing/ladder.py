@@ -12,6 +12,8 @@ Every attacker knows the architecture and, if the audit knows it, the number of 
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from torch.nn.modules.batchnorm import _BatchNorm
+
 from palimpsest.auditing.options import Options, RungName
 from palimpsest.auditing.preflight import Preflight, images_of_moment, images_of_start
 from palimpsest.auditing.subject import NOT_READ, Subject
@@ -87,8 +89,8 @@ def attackers(subject: Subject, found: Preflight, options: Options, *, scored: b
     rule = rule_of(subject, options)
     rungs = [_weights(subject, options), _initial(subject, found, rule), _way(subject, found, rule)]
     rungs += [_optimiser(subject)]
-    live = found.live_layers > 0 if options.batch_norm is None else options.batch_norm == "live"
-    rungs = [replace(rung, live=live and rung.method in CHANGES) for rung in rungs]
+    if was_live(found, options):  # the first layer does not show the span: behind it, images are centred as a batch
+        rungs = [replace(rung, live=True, directions=None) if rung.method in CHANGES else rung for rung in rungs]
     reason = "the audit uses them for scores alone" if scored else "not given; --data adds scores"
     return [*(_counted(rung, options.samples) for rung in rungs), Attacker("T", None, reason)]
 
@@ -96,6 +98,17 @@ def attackers(subject: Subject, found: Preflight, options: Options, *, scored: b
 def rule_of(subject: Subject, options: Options) -> Rule:
     """The optimiser of the training: as the user says, or as its state in the file of the final weights shows."""
     return options.optimiser or subject.rule or "sgd"
+
+
+def was_live(found: Preflight, options: Options) -> bool:
+    """Whether batch normalisation was live in training: as the user says, or as its statistics show."""
+    return found.live_layers > 0 if options.batch_norm is None else options.batch_norm == "live"
+
+
+def check_normalisation(subject: Subject, options: Options) -> None:
+    """Refuse an option about batch normalisation that the network does not have."""
+    if options.batch_norm is not None and not any(isinstance(each, _BatchNorm) for each in subject.model.modules()):
+        raise InvalidInputError("the network does not have batch normalisation; leave out --batch-norm")
 
 
 def _counted(rung: Attacker, samples: int | None) -> Attacker:

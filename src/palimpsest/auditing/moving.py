@@ -12,6 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from palimpsest.errors import TrainingDivergedError
 from palimpsest.objectives.binding import parameters_of
+from palimpsest.objectives.smoothing import failures_named
 from palimpsest.training import train
 
 Tick = Callable[[Mapping[str, Any]], object] | None
@@ -44,6 +45,12 @@ def live(model: nn.Module) -> nn.Module:
     return model
 
 
+def outputs_of(model: nn.Module, images: Tensor) -> Tensor:
+    """Raises a named error if the network fails, for example on a batch of one image with live batch normalisation."""
+    with failures_named():
+        return model(images)
+
+
 def by_descent(
     model: nn.Module, images: Tensor, targets: Tensor, steps: int, tolerance: float, tick: Tick, state: None = None
 ) -> Moved:
@@ -71,7 +78,7 @@ def by_adam(
         rule.load_state_dict(copy.deepcopy(state))
     for step in range(1, steps + 1):
         rule.zero_grad()
-        off = model(images).reshape(targets.shape) - targets
+        off = outputs_of(model, images).reshape(targets.shape) - targets
         off.square().mean().backward()
         rule.step()
         if not all(bool(p.isfinite().all()) for p in θ):
@@ -106,7 +113,7 @@ def moved_as_far(
     s, power = 1.0, 1.0
     found, before = None, None
     with torch.no_grad():
-        Φ = model(images).reshape(y.shape)
+        Φ = outputs_of(model, images).reshape(y.shape)
     for _ in range(TRAININGS):
         try:
             found = training(model, images, Φ + s * y, steps, FITTED * s, tick, state)

@@ -11,7 +11,7 @@ from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.methods.adam import STAGES
-from palimpsest.runs.problems import CHANGES, Method, Rule, Within
+from palimpsest.runs.problems import Method, Rule, Within
 
 NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
     ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
@@ -22,7 +22,6 @@ NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points
 FEWEST_CANDIDATES, USUAL_CANDIDATES, MOST_CANDIDATES = 10, 80, 400
 FEWEST_STEPS, ENOUGH_STEPS, MOST_STEPS = 100, 1500, 4000  # of a reconstruction
 ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points read more from about here on
-SMOOTHNESS, WHITENED = 0.1, 1.0  # weights of total variation: whitened, images leave more of the change unexplained
 NEEDED_RUNS = 2  # of the network and of each control: agreement takes two
 MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
 MOST_TRAINING_STEPS = 10_000
@@ -85,20 +84,17 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
     """The plan for a rung, as far as it does not depend on time."""
     n = attacker.samples
     likely, fewest = (n, FEWEST_CANDIDATES) if n else (found.bound or 0, USUAL_CANDIDATES)
-    per_image = 1 if attacker.live and n else 2  # surplus candidates would distort the statistics of the batch
-    candidates = options.candidates or min(max(per_image * likely, fewest), MOST_CANDIDATES)
+    usual = n if attacker.live and n else max(2 * likely, fewest)  # others would change the statistics of a live batch
+    candidates = options.candidates or min(usual, MOST_CANDIDATES)
     assert attacker.method is not None
-    within: Within = "everywhere" if attacker.directions is None else "span"
-    whitened = within == "everywhere" and attacker.method in CHANGES and attacker.rule == "sgd" and not attacker.live
-    usual = WHITENED if whitened else SMOOTHNESS
     return Plan(
         method=attacker.method,
-        within=within,
+        within="everywhere" if attacker.directions is None else "span",
         at=NODES[attacker.method, attacker.rule][1] if attacker.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
         restarts=NEEDED_RUNS,
-        total_variation=usual if options.total_variation is None else options.total_variation,
+        total_variation=0.1 if options.total_variation is None else options.total_variation,
         control_images=min(n or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,

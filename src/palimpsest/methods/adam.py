@@ -100,7 +100,7 @@ class AdamPath(Path):
 
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
         """e, and ½ ∂L/∂v. L is stationary in a_j, so that ½ ∂L/∂h_j = a_j w∘e_j / (m ‖T_j‖²)."""
-        kept = _beyond_rounding(v)
+        kept = self._beyond_rounding(v)
         e, a, runs = self._error(v)
         stages, pull = len(self.tangents) // len(a), {}
         for name, of in runs.items():
@@ -114,7 +114,7 @@ class AdamPath(Path):
     def _error(self, v: Parameters) -> tuple[Parameters, Tensor, dict[str, list[tuple[Tensor, Adjoint]]]]:
         """e_j = a_j h_j − T_j, the best a_j, and h_s with its adjoint for the stages that share their means."""
         runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)]
-                for name, t in _times(v, _beyond_rounding(v)).items()}  # fmt: skip
+                for name, t in _times(v, self._beyond_rounding(v)).items()}  # fmt: skip
         h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (*self.segments.shape, -1)).sum(1)
              for name, of in runs.items()}  # fmt: skip
         a = self._factors(h)
@@ -129,16 +129,17 @@ class AdamPath(Path):
         hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
         return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)
 
+    def _beyond_rounding(self, v: Parameters) -> Parameters:
+        """With live batch normalisation, 0 for each parameter whose gradient is rounding, else 1.
 
-def _beyond_rounding(v: Parameters) -> Parameters:
-    """1 for each parameter whose gradient is more than rounding, else 0: Adam's rule would make rounding as large.
-
-    A bias before live batch normalisation does not have any effect, so its gradient is rounding.
-    """
-    sizes = {name: t.detach().square().mean().sqrt() for name, t in v.items()}
-    least = ROUNDING * torch.stack(list(sizes.values())).max()
-    return {name: (size > least).to(size) for name, size in sizes.items()}
+        A bias before such a layer does not have any effect. Adam's rule would make its rounding as large as the rest.
+        """
+        if not self.live:
+            return {}
+        sizes = {name: t.detach().square().mean().sqrt() for name, t in v.items()}
+        least = ROUNDING * torch.stack(list(sizes.values())).max()
+        return {name: (size > least).to(size) for name, size in sizes.items()}
 
 
 def _times(v: Parameters, kept: Parameters) -> Parameters:
-    return {name: kept[name] * t for name, t in v.items()}
+    return {name: kept[name] * t for name, t in v.items()} if kept else v

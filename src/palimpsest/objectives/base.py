@@ -424,6 +424,8 @@ class Objective(ABC):
                 parts = {"target": target, "tangents": tangents, "weights": weights}
                 smaller = Network(network, exact_forward=self.exact_forward)
                 return self._changed(_network=smaller, _space=space, **parts)
+        if self.whitening and not self.scaled:
+            raise InvalidInputError("a training by Adam is read without whitening; leave it out")
         return self._changed(_space=space, _metrics=self._whitening_metrics())
 
     def _whitening_metrics(self) -> dict[str, Metric]:
@@ -468,6 +470,7 @@ class Objective(ABC):
 
         and the candidates together are X. All of them are taken in one piece: there are no chunks, no further
         processes, and no splitting, because S(x_i) does not say how a copy of x_i changes the statistics of the others.
+        All batch normalisation is taken as live. Give as many candidates as there are training images.
         """
         return self._changed(live=True, _network=replace(self._network, live=True))
 

@@ -44,7 +44,8 @@ def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | 
     with matrix_products(tf32=False, device=x.device):  # outputs can then be compared to many digits
         outputs = _check_fit(objective, x, multipliers, labels)
         layers = objective.dense_layers(x.detach()[:1])
-        forwards = layers is None and _forwards_pays(objective.target, x) and objective.differentiates_forwards(x[:1])
+        few = x[:2] if objective.live else x[:1]  # a live batch of one is constant where it does not have an extent
+        forwards = layers is None and _forwards_pays(objective.target, x) and objective.differentiates_forwards(few)
         return Bound(shapes, outputs, layers, forwards)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -92,6 +93,9 @@ class WrittenOut(TorchFunctionMode):
         self.live = live
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
+        if self.live and func is torch.batch_norm:  # as some modules call it; its order is another
+            x, w, b, _, _, _, _, eps, _ = args
+            return live_batch_norm(x, None, None, w, b, eps=eps)
         if self.live and func is F.batch_norm:
             func = live_batch_norm
         return _WRITTEN_OUT.get(getattr(func, "__name__", ""), func)(*args, **(kwargs or {}))

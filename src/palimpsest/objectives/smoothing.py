@@ -213,5 +213,7 @@ def _refuse_by_kind(name: str, module: nn.Module, *, live: bool) -> None:
         raise UnsupportedNetworkError(name, "is TorchScript, which hides its activations; pass the Python module")
     if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.running_mean is None and not live:
         raise UnsupportedNetworkError(
-            name, "mixes candidates by batch statistics; use objective.with_live_batch_norm()"
+            name,
+            "mixes candidates by batch statistics; train it with running statistics (in Python,"
+            " objective.with_live_batch_norm() reads it as it is)",
         )

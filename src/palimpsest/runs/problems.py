@@ -18,7 +18,7 @@ Within = Literal["everywhere", "span"]
 Rule = Literal["sgd", "adam"]  # the optimiser of the training; sgd stands for momentum, too
 METHODS: dict[str, Method] = {"squared": "ntk", "logistic": "kkt", "cross_entropy": "multiclass"}  # by training loss
 CHANGES = ("ntk", "path", "gradient")  # the methods whose target is a sum of gradients
-IN_SPAN, EVERYWHERE = 0.5, 1.0  # the usual whitening
+WHITENING = 0.5
 
 
 def problem(
@@ -49,8 +49,8 @@ def problem(
         at: tangent points of NTK and Path.
         weights: ``"auto"`` lowers the weight of parameters that training images explain badly.
         within: None chooses the span of the first layer's change for NTK, Path and Gradient, if it is readable.
-        whitening: how strongly these methods balance the directions of a layer's change. None chooses the usual one:
-            0.5 within the span of a dense network, and 1 everywhere, unless batch normalisation was live.
+        whitening: how strongly these methods balance the directions of a layer's change. None chooses 0.5 in the span
+            of a dense network, and 0 elsewhere.
         rule: ``"adam"`` makes NTK and Path those of a training by Adam. Its first layer does not show the span.
         continues: for Adam, whether each segment continues the last one, as for `pal.AdamPath`.
         live: whether batch normalisation was live in training. NTK, Path and Gradient then take the candidates as one
@@ -64,7 +64,7 @@ def problem(
         raise InvalidInputError("the gradient method needs a gradient; give one, or the state of the optimiser")
     if rule == "adam" and method in ("ntk", "path"):
         if within == "span" or whitening:
-            raise InvalidInputError("a training by Adam does not show the span; search everywhere, without whitening")
+            raise InvalidInputError("a training by Adam is searched everywhere and without whitening; leave both out")
         way = checkpoints if method == "path" else [(initial or {}, model.state_dict())]
         assert way is not None
         points = (at,) if isinstance(at, int | float) else at
@@ -73,7 +73,9 @@ def problem(
     ends: Mapping[str, Tensor] | Checkpoints | None = checkpoints if method == "path" else initial
     if method == "gradient" and gradient is not None:
         ends = as_change(gradient)
-    names = first_dense_layer(model, image_shape) if method in CHANGES else None
+    if live and within == "span":
+        raise InvalidInputError("live batch normalisation hides the span of the images; search everywhere")
+    names = first_dense_layer(model, image_shape) if method in CHANGES and not live else None
     readable = names and (method != "gradient" or set(names) <= set(gradient or {}))  # a frozen layer has no gradient
     found = subspace = None
     if ends is not None and (within == "span" or readable):
@@ -82,7 +84,7 @@ def problem(
             raise InvalidInputError(f"{found.reason}; leave out --within span")
         subspace = None if within == "everywhere" else found.subspace
     if whitening and method not in CHANGES:
-        raise InvalidInputError("--whitening works only for NTK, Path and Gradient; leave it out")
+        raise InvalidInputError("--whitening works only for NTK and Path; leave it out")
     if method == "multiclass":
         return MulticlassKKT(model, initial=initial, weights=weights), subspace
     if method in ("kkt", "kkt-signed"):
@@ -96,7 +98,7 @@ def problem(
         assert initial is not None
         made = NTK(model, found.shrunk(initial) if found else initial, at=at, weights=weights)
     made = made.with_live_batch_norm() if live else made
-    made.whitening = _usual(made, subspace, image_shape) if whitening is None else whitening
+    made.whitening = _default(made, subspace, image_shape) if whitening is None else whitening
     return made, subspace
 
 
@@ -105,10 +107,9 @@ def as_change(gradient: Mapping[str, Tensor]) -> Checkpoints:
     return [({name: torch.zeros_like(g) for name, g in gradient.items()}, gradient)]
 
 
-def _usual(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
-    """The usual whitening. It reads less with live batch normalisation, and in a span where not all layers are dense
-    nobody measured it."""
+def _default(objective: Objective, subspace: Subspace | None, image_shape: Sequence[int] | None) -> float:
+    """The usual strength of whitening, for networks of dense layers alone."""
     if subspace is None:
-        return 0.0 if objective.live else EVERYWHERE
+        return 0.0
     x = subspace.offset[None] if image_shape is None else subspace.offset.view(1, *image_shape)
-    return IN_SPAN if objective.dense_layers(x.to(objective.device, objective.dtype)) else 0.0
+    return WHITENING if objective.dense_layers(x.to(objective.device, objective.dtype)) else 0.0

@@ -52,7 +52,7 @@ class ReconstructOptions:
     """Search in the span of the first layer's change, or everywhere. If omitted: the span for NTK, if readable."""
     whitening: Share | None = None
     """How strongly the directions of a layer's change are balanced, from 0 (not at all) to 1. NTK and Path only. If
-    omitted: 0.5 within the span of a dense network, 1 elsewhere."""
+    omitted: 0.5 in the span of a dense network, 0 elsewhere."""
     share: Annotated[float, Range(above=0, most=1)] = 0.25
     """Maximum share of the candidates that split in one round."""
     rounds: Positive = 2

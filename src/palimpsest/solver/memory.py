@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from palimpsest.errors import ResourceError
 from palimpsest.execution.processes import Processes
 from palimpsest.execution.resources import available_memory
 from palimpsest.objectives import Objective
@@ -21,6 +22,7 @@ def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None, process
     processes use the size of the one with the least memory, because they decide by it.
     """
     if objective.live:
+        _require_room_for_all(objective, x, gigabytes, k)
         return None
     share = -(-k // processes.count)
     neighbours = 1 if x.is_cuda else processes.on_this_host
@@ -28,6 +30,13 @@ def chunk_size(objective: Objective, x: Tensor, gigabytes: float | None, process
     fitting = room // max(1, bytes_per_candidate(objective, x))
     fitting = int(processes.joined(torch.tensor([fitting], device=x.device), processes.count).min())
     return None if fitting >= share else 1 << max(0, fitting.bit_length() - 1)
+
+
+def _require_room_for_all(objective: Objective, x: Tensor, gigabytes: float | None, k: int) -> None:
+    room, needed = free_bytes(x.device) if gigabytes is None else 1e9 * gigabytes, k * bytes_per_candidate(objective, x)
+    if needed > room:
+        sizes = f"a batch of {k} candidates needs about {needed / 1e9:.1f} GB, and {room / 1e9:.1f} GB are free"
+        raise ResourceError(f"{sizes}; give fewer candidates, because live batch normalisation takes all at once")
 
 
 def bytes_per_candidate(objective: Objective, x: Tensor) -> int:
