@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 
+import brute_force
 import palimpsest as pal
 from palimpsest.errors import InvalidInputError
 from palimpsest.objectives.adam_rule import adam_changes
@@ -91,6 +92,30 @@ def features(objective, images, shape):
 
     eye = torch.eye(shape[0] * shape[1], dtype=images.dtype).view(-1, *shape)
     return torch.stack([rows(objective.represent(images, λ)) for λ in eye], 1), rows(objective.target)[:, None]
+
+
+class Faint(torch.nn.Module):
+    """A residual branch behind a scale of 1e-6, as some deep networks start it. Adam moves its parameters, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.near, self.branch, self.head = (torch.nn.Linear(4, n) for n in (4, 4, 1))
+        self.scale = torch.nn.Parameter(torch.tensor(1e-6))
+
+    def forward(self, x):
+        h = torch.tanh(self.near(x))
+        return self.head(h + self.scale * torch.tanh(self.branch(h)))
+
+
+def test_parameters_with_small_gradients_take_part():
+    torch.manual_seed(0)
+    start, end = (Faint().double() for _ in range(2))
+    end.scale.data.fill_(2e-6)
+    objective = pal.AdamPath(end, [start.state_dict(), end.state_dict()], at=(0.3, 0.7))
+    x, λ = torch.randn(3, 4).double(), torch.randn(3, 1, 2).double()
+    explained = objective.target["branch.weight"] - objective.residual(x, λ)["branch.weight"]
+    assert explained.norm() > 0.1 * objective.target["branch.weight"].norm()
+    torch.testing.assert_close(objective.loss(x, λ), brute_force.loss(objective, x, λ, None))
 
 
 def test_it_reads_more_than_a_sum_of_gradients():

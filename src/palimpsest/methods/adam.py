@@ -125,8 +125,8 @@ class AdamPath(Path):
 
     def _factors(self, h: Parameters) -> Tensor:
         """a_j of either sign, and 0 if h_j = 0."""
-        hT = total([self.weights[name] * (t * self.target[name]).flatten(1).sum(1) for name, t in h.items()])
-        hh = total([self.weights[name] * t.square().flatten(1).sum(1) for name, t in h.items()])
+        hT = total([self.weights[name] * _rows(t * self.target[name]).sum(1) for name, t in h.items()])
+        hh = total([self.weights[name] * _rows(t).square().sum(1) for name, t in h.items()])
         return hT / hh.clamp_min(torch.finfo(hh.dtype).tiny)
 
     def _beyond_rounding(self, v: Parameters) -> Parameters:
@@ -143,3 +143,8 @@ class AdamPath(Path):
 
 def _times(v: Parameters, kept: Parameters) -> Parameters:
     return {name: kept[name] * t for name, t in v.items()} if kept else v
+
+
+def _rows(t: Tensor) -> Tensor:
+    """One row for each segment. A parameter may be a number, which does not have further axes."""
+    return t.reshape(len(t), -1)

@@ -1,15 +1,15 @@
-"""Whitening: directions in which a layer changed much count less.
+"""Whitening: directions in which a layer's weights changed much count less.
 
-Let T be the change of a layer, one row for each output, and r its residual. Its singular values fall off steeply,
-because training learns many times over what images have in common. The last ones hardly change the loss, but they
-distinguish images. The error of the linearised network falls off with them, so by generalised least squares each
-direction should count by the inverse of its own error:
+Let T be the change of a layer's weights, as a matrix with a row for each entry of their first axis, and r its residual.
+The singular values σ of T fall off steeply, because training learns many times over what images have in common. The
+last ones hardly change the loss, but they distinguish images. The error of the linearised network falls off with them,
+so by generalised least squares each direction should count by the inverse of its own error:
 
     L = Σ w ‖H r‖²,   H r = c B r A,   B = (TTᵀ)^(−p/4),  A = (TᵀT)^(−p/4)
 
-With p = 0 the loss does not change. With p = 1 all directions count alike: TᵀT and TTᵀ have the eigenvalues σ², and
-H T has singular values in proportion to σ^(1−p). c is such that ‖H T‖ = ‖T‖. Directions with σ below `SMALLEST` of the
-largest count as if it were that large. These are most of them, so B and A take few numbers.
+With p = 0 the loss does not change. With p = 1 all directions count alike: the singular values of H T are in proportion
+to σ^(1−p). c is such that ‖H T‖ = ‖T‖. Directions with σ below `SMALLEST` of the largest count as if it were that
+large. These are most of them, so B and A take few numbers.
 
 Several targets share a metric: TTᵀ and TᵀT are then Σ_j T_jT_jᵀ/‖T_j‖² and Σ_j T_jᵀT_j/‖T_j‖². Vectors, such as biases,
 are left as they are. Within the span of a dense network, :mod:`palimpsest.objectives.reduced` whitens the inputs of the

@@ -28,7 +28,8 @@ class Certificate:
     Because λ_min(∇²_x L) ≥ min_i λ_min(S(x_i)), the splitting matrices suffice to certify a point; only a direction of
     negative curvature refutes it. Both figures are Ritz values minus their error bounds. They are lower bounds once
     Lanczos has found the least eigenvalue. For all candidates jointly this takes more memory than a run in chunks has,
-    so the splitting matrices alone certify such a run.
+    so the splitting matrices alone certify such a run. Candidates that share live batch normalisation do not have
+    splitting matrices; their bound is −∞, and the Hessian alone decides.
     """
 
     epsilon: float
