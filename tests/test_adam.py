@@ -114,7 +114,7 @@ def test_parameters_with_small_gradients_take_part():
     objective = pal.AdamPath(end, [start.state_dict(), end.state_dict()], at=(0.3, 0.7))
     x, λ = torch.randn(3, 4).double(), torch.randn(3, 1, 2).double()
     explained = objective.target["branch.weight"] - objective.residual(x, λ)["branch.weight"]
-    assert explained.norm() > 0.1 * objective.target["branch.weight"].norm()
+    assert explained.norm() > 0.01 * objective.target["branch.weight"].norm()
     torch.testing.assert_close(objective.loss(x, λ), brute_force.loss(objective, x, λ, None))
 
 
