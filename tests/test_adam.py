@@ -111,7 +111,7 @@ def test_parameters_with_small_gradients_take_part():
     torch.manual_seed(0)
     start, end = (Faint().double() for _ in range(2))
     end.scale.data.fill_(2e-6)
-    objective = pal.AdamPath(end, [start.state_dict(), end.state_dict()], at=(0.3, 0.7))
+    objective = pal.AdamPath(end, [start.state_dict(), end.state_dict()], at=(0.3, 0.7), sharpness=4.0)
     x, λ = torch.randn(3, 4).double(), torch.randn(3, 1, 2).double()
     explained = objective.target["branch.weight"] - objective.residual(x, λ)["branch.weight"]
     assert explained.norm() > 0.01 * objective.target["branch.weight"].norm()
