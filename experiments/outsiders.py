@@ -290,6 +290,10 @@ def outsiders(*, small: bool = False) -> Iterator[Outsider]:
         keeps=("checkpoints",),
     )  # fmt: skip
     yield Outsider(
+        "resnet-live", "ResNet-18", "SGD, live batch norm", resnet,
+        fitting(rule="SGD", rate=0.02, batch=10, live=True),
+    )  # fmt: skip
+    yield Outsider(
         "cnn-noise", "CNN", "SGD, on noise", cnn,
         lambda model, images: on_noise(model, images, rule="SGD", rate=0.02, batch=20, epochs=epochs), holds=False,
     )  # fmt: skip
@@ -297,8 +301,4 @@ def outsiders(*, small: bool = False) -> Iterator[Outsider]:
         "mlp-private", "MLP", "DP-SGD, ε = 3", mlp,
         lambda model, images: train_privately(model, images.x, images.y, epsilon=3.0, steps=min(50, epochs)),
         holds=False,
-    )  # fmt: skip
-    yield Outsider(
-        "resnet-live", "ResNet-18", "SGD, live batch norm", resnet,
-        fitting(rule="SGD", rate=0.02, batch=10, live=True),
     )  # fmt: skip
