@@ -11,7 +11,6 @@ from palimpsest.objectives.whitening import SMALLEST, metrics
 from test_objectives import (  # noqa: F401  the same tests, with the cases below
     test_a_solver_that_keeps_no_graph_gets_the_same_gradients,
     test_contributions_equal_brute_force,
-    test_differentiating_forwards_gives_the_same_gradients,
     test_gradients_equal_brute_force,
     test_hessian_equals_finite_differences,
     test_loss_and_residual_equal_brute_force,

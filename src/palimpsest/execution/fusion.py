@@ -1,7 +1,7 @@
-"""Elementwise work, written once and run plainly or as one compiled kernel.
+"""Work that is written once, and run plainly or compiled. A compiled chain of operations reads and writes memory once.
 
-Within :func:`fused`, torch compiles a :class:`fusible` function on its first call, for tensors of any size. A chain of
-elementwise operations then reads and writes memory once.
+Within :func:`fused`, torch compiles a :class:`fusible` elementwise function on its first call, for tensors of any size.
+A :class:`Traced` function may differentiate by autograd. It is compiled as a whole, for each combination of shapes.
 """
 
 import functools
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 MOST_VARIANTS = 1000  # of a function, by types and options of its arguments; a long session needs many
 _fusing = False
@@ -35,6 +36,25 @@ class fusible:  # noqa: N801 - a decorator
             return self.plain(*arguments)
         with torch._dynamo.config.patch(recompile_limit=MOST_VARIANTS):
             return self.compiled(*arguments)
+
+
+class Traced:
+    """A function of tensors, with autograd inside, whose operations do not depend on the tensors' values."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.plain = function
+        self._compiled: dict[tuple, Callable[..., Any]] = {}
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        if not _fusing:
+            return self.plain(*tensors)
+        shapes = tuple((t.shape, t.dtype, t.device) for t in tensors)
+        if shapes not in self._compiled:
+            from torch.fx.experimental.proxy_tensor import make_fx  # takes a second, which other runs need not wait
+
+            with fused(False):
+                self._compiled[shapes] = torch.compile(make_fx(self.plain)(*tensors), dynamic=False, fullgraph=True)
+        return self._compiled[shapes](*tensors)
 
 
 @contextmanager

@@ -287,14 +287,6 @@ class Objective(ABC):
         """v, and the map u ↦ (∇_x Σ_s λ_s ⟨u, f_s⟩, ⟨u, f_s⟩), for candidates that fit into memory together."""
         if layers is None:
             x, λ = autograd.leaf(x), autograd.leaf(multipliers)
-            if self._bound is not None and self._bound.forwards:
-
-                def adjoint(u: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-                    pairs = zip(self._nodes(λ), self.segments.divided(u), strict=True)
-                    nodes = [(θ, λ_s, u_j) for nodes, u_j in pairs for θ, λ_s in nodes]
-                    return autograd.tangent_adjoint(partial(self._φ_at, x, labels), nodes, (x, λ))
-
-                return _copied(self._represent(x.detach(), λ.detach(), labels)), adjoint
             v = self._represent(x, λ, labels)
             return _copied(v), partial(autograd.adjoint, v, (x, λ))
         images, φ = self._images(x), partial(self._φ, labels=labels)
@@ -400,10 +392,6 @@ class Objective(ABC):
         layers = self._network.dense_layers(self._images(x)) if self._may_be_dense and not self.live else None
         names = {name for layer in layers or () for name in (layer.weight, layer.bias) if name}
         return layers if names == set(self.target) else None
-
-    def differentiates_forwards(self, x: Tensor) -> bool:
-        """Whether torch can differentiate the network forwards, and the result backwards."""
-        return self._network.differentiates_forwards(self.tangents[0], self.target, self._images(x), self.sharpness)
 
     # --- the same objective elsewhere --------------------------------------------------------------
 

@@ -31,7 +31,6 @@ class Bound:
     shapes: tuple  # of one candidate and of its multipliers, with the kind of number and the device
     outputs: int
     layers: tuple[Layer, ...] | None  # the dense layers, if the network is a stack of them; None means autograd
-    forwards: bool  # whether torch can differentiate the network forwards
 
 
 def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None, known: Bound | None) -> Bound:
@@ -44,18 +43,7 @@ def bind(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | 
     with matrix_products(tf32=False, device=x.device):  # outputs can then be compared to many digits
         outputs = _check_fit(objective, x, multipliers, labels)
         layers = objective.dense_layers(x.detach()[:1])
-        few = x[:2] if objective.live else x[:1]  # a live batch of one is constant where it does not have an extent
-        forwards = layers is None and _forwards_pays(objective.target, x) and objective.differentiates_forwards(few)
-        return Bound(shapes, outputs, layers, forwards)
-
-
-def _forwards_pays(target: Parameters, x: Tensor) -> bool:
-    """Whether to differentiate forwards first: on a GPU, torch's second derivatives of convolutions are slow.
-
-    A step of ResNet-18 takes 1.4 to 1.6 times as long with two backward passes. Elsewhere these are faster.
-    """
-    of_convolutions = sum(t.numel() for t in target.values() if t.ndim >= 4)
-    return x.is_cuda and 2 * of_convolutions > sum(t.numel() for t in target.values())
+        return Bound(shapes, outputs, layers)
 
 
 def _check_numbers(objective: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> None:

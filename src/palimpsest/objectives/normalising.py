@@ -1,26 +1,24 @@
-"""Layer, instance and live batch normalisation with right derivatives of every order.
+"""Normalisation with right and fast derivatives of every order.
 
-torch saves the mean and the deviation of its fused normalisation, and takes them as constants in third derivatives and
-in derivatives of a forward derivative. Splitting matrices, Hessians, and gradients by forward differentiation would be
-wrong. Here both are written out,
+torch saves the mean and the deviation of its fused normalisation, and takes them as constants in third derivatives.
+Splitting matrices and Hessians would be wrong. Here both are written out,
 
     y = (x − mean x) / √(mean (x − mean x)² + ε) · w + b,
 
 so torch differentiates each operation. Group normalisation is right in torch.
 
-Batch normalisation with fixed statistics is linear and needs no such care. *Live*, as in training mode, it takes mean
-and deviation over the whole batch. An output then depends on all images of its batch, and so does each gradient.
+Batch normalisation with fixed statistics is linear. Written out, its derivatives take fewer passes over memory. *Live*,
+as in training mode, it takes mean and deviation over the whole batch. An output then depends on all images of its
+batch, and so does each gradient.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 
 
 def _standardised(x: Tensor, axes: tuple[int, ...], ε: float) -> Tensor:
@@ -63,6 +61,24 @@ def instance_norm(
     return _affine(_standardised(input, over, eps), w, b)
 
 
+def fixed_batch_norm(
+    input: Tensor,
+    running_mean: Tensor,
+    running_var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """As `torch.nn.functional.batch_norm` with fixed statistics: a x + c for each channel, in one pass over x."""
+    a = (running_var + eps).rsqrt()
+    a = a if weight is None else a * weight
+    c = -running_mean * a if bias is None else bias - running_mean * a
+    a, c = (t.view(-1, *[1] * (input.ndim - 2)) for t in (a, c))
+    return torch.addcmul(c, input, a)
+
+
 def live_batch_norm(
     input: Tensor,
     running_mean: Tensor | None,
@@ -77,25 +93,3 @@ def live_batch_norm(
     over = tuple(range(2, input.ndim))
     w, b = (None if t is None else t.view(-1, *[1] * len(over)) for t in (weight, bias))
     return _affine(_standardised(input, (0, *over), eps), w, b)
-
-
-_WRITTEN_OUT: dict[str, Callable[..., Tensor]] = {"layer_norm": layer_norm, "instance_norm": instance_norm}
-
-
-class WrittenOut(TorchFunctionMode):
-    """While active, torch computes these normalisations by operations that it differentiates rightly.
-
-    ``live`` normalises batches by their own statistics, whatever mode the network is in.
-    """
-
-    def __init__(self, *, live: bool = False) -> None:
-        super().__init__()
-        self.live = live
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if self.live and func is torch.batch_norm:  # as some modules call it; its order is another
-            x, w, b, _, _, _, _, eps, _ = args
-            return live_batch_norm(x, None, None, w, b, eps=eps)
-        if self.live and func is F.batch_norm:
-            func = live_batch_norm
-        return _WRITTEN_OUT.get(getattr(func, "__name__", ""), func)(*args, **(kwargs or {}))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors
-from palimpsest.execution.fusion import fusible
+from palimpsest.execution.fusion import Traced, fusible
 from palimpsest.execution.processes import Processes
 from palimpsest.objectives import Objective
 from palimpsest.objectives.base import ONE_BATCH
@@ -72,6 +72,7 @@ class Solver:
         how = (type(space), self.prior, settings.sharpness, settings.optimiser)
         problem = repr((*kind, objective.sharpness, shapes, *how))
         self._steps = self.execution.executor(programs, objective.device, problem=problem)
+        self._derivatives = Traced(partial(Solver._differentiated, itself))
 
     def init(self) -> State:
         """Fresh candidates, of all processes: pixels and multipliers are random, labels are balanced."""
@@ -201,8 +202,9 @@ class Solver:
         now = Scheduled(*row.unbind())
         objective = self._at(now.sharpness)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
-        assert self._bound is not None
-        e, *halves = objective.error_and_half_gradients(self._bound, x, λ, tensors.get("labels"))
+        labels = () if "labels" not in tensors else (tensors["labels"],)
+        differentiated = self._derivatives if self._traceable else self._derivatives.plain
+        e, *halves = differentiated(now.sharpness, x, λ, *labels)
         watched = None
         if watch:
             penalty = now.prior_strength * self.prior.value(self.space.images(x), λ / unit)
@@ -215,6 +217,19 @@ class Solver:
         step = (self.settings.optimiser, self.space.unit, *of_λ, x, λ, unit)
         _update(*step, halves, self.loss_unit, penalties, moments_of(tensors), now)
         return watched
+
+    def _differentiated(self, β: Tensor, x: Tensor, λ: Tensor, labels: Tensor | None = None) -> tuple:
+        """e = v − T, ½∂L/∂x and ½∂L/∂λ."""
+        assert self._bound is not None
+        return self._at(β).error_and_half_gradients(self._bound, x, λ, labels)
+
+    @property
+    def _traceable(self) -> bool:
+        """Whether a compiled step is traced as a whole. Shapes must stay, because every number of candidates compiles
+        again, and processes must not wait for each other inside. Dense layers have kernels of their own."""
+        assert self._bound is not None
+        fixed = self.settings.splitting is None and self.settings.merging is None
+        return fixed and self._bound.layers is None and self.objective.chunk is None and self.processes.count == 1
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device, and for the other processes' numbers, only here."""
