@@ -18,6 +18,7 @@ from provenance import made_by
 
 from networks_in_use import reading, training
 from networks_in_use.rows import ROWS, Row
+from palimpsest.execution import MODES, Mode
 from palimpsest.files.storage import write_atomically
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +37,7 @@ class Part:
     results: Path
     scratch: Path
     ends: float
+    mode: Mode
 
     @property
     def file(self) -> Path:
@@ -55,10 +57,11 @@ class Part:
         model, checkpoints, trained = training.train(model, x, y, row.training, seed, row.reading.segments)
         trained["seconds"] = round(time.perf_counter() - began, 1)
         try:
-            rec, read = reading.read(model, checkpoints, row, images, seed=seed, ends=self.ends)
+            rec, read = reading.read(model, checkpoints, row, images, seed=seed, ends=self.ends, mode=self.mode)
         except reading.OutOfTimeError as stopped:
             return f"{row.name} seed {seed}: {stopped}"
         command = f"python experiments/networks_in_use --rows {row.name} --seeds {seed}" + " --small" * self.small
+        command += f" --mode {self.mode}" * (self.mode != "auto")
         result = {"row": row.name, "says": row.says, "n": row.n, "seed": seed} | made_by(command)
         result |= {"device": torch.cuda.get_device_name() if device.type == "cuda" else "CPU"}
         result |= {"parameters": sum(p.numel() for p in model.parameters() if p.requires_grad)}
@@ -121,6 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(training.REPORTED))
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time")
     processes.add_arguments(parser)
+    parser.add_argument("--mode", choices=("auto", *MODES), default="auto", help="how the steps of a reading run")
     parser.add_argument("--results", type=Path, help="folder for the results")
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for pretrained networks")
     parser.add_argument("--small", action="store_true", help="a version for a test, which does not need files")
@@ -134,7 +138,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     ends = time.time() + options.seconds
     parts = [
         Part(row=ROWS[name].small() if options.small else ROWS[name], seed=seed, small=options.small, results=results,
-             scratch=options.scratch, ends=ends)
+             scratch=options.scratch, ends=ends, mode=options.mode)
         for name in options.rows for seed in options.seeds
     ]  # fmt: skip
     parts = [part for part in parts if not part.file.exists()]

@@ -60,6 +60,19 @@ def perceptron(side: int, width: int) -> nn.Module:
     return pal.networks.MLP((3, side, side), hidden=(8 * width, 8 * width), outputs=1)
 
 
+def as_haim(side: int, width: int) -> nn.Module:
+    """The start of Haim et al.: a tiny first layer, which alone has biases, and torch's own for the others."""
+    model = pal.networks.MLP((3, side, side), hidden=(1000 * width // 128,) * 2, outputs=1, bias="first")
+    first, *others = model.layers
+    with torch.no_grad():
+        for values in first.parameters():
+            values.normal_().mul_(1e-4)
+        for layer in others:
+            assert isinstance(layer, nn.Linear)
+            layer.reset_parameters()
+    return model
+
+
 class Block(nn.Module):
     def __init__(self, inside: int, outside: int, stride: int) -> None:
         super().__init__()

@@ -13,6 +13,7 @@ import palimpsest as pal
 from networks_in_use.networks import CHANNEL_STD, channel
 from networks_in_use.rows import Reading, Row
 from networks_in_use.training import Images
+from palimpsest.execution import Mode
 from palimpsest.objectives import Objective
 from palimpsest.objectives.spaces import Subspace
 from palimpsest.solver.reconstruction import Reconstruction
@@ -55,7 +56,14 @@ def objective_of(
 
 
 def read(
-    model: nn.Module, checkpoints: list[dict[str, Tensor]], row: Row, images: Images, *, seed: int, ends: float
+    model: nn.Module,
+    checkpoints: list[dict[str, Tensor]],
+    row: Row,
+    images: Images,
+    *,
+    seed: int,
+    ends: float,
+    mode: Mode = "auto",
 ) -> tuple[Reconstruction, dict[str, Any]]:
     reading = row.reading
     began = time.perf_counter()
@@ -73,10 +81,11 @@ def read(
         prior_strength=reading.strength,
         optimiser=pal.optimisers.Adam(learning_rate=reading.rate),
         seed=seed,
+        execution=pal.Execution(mode=mode),
         callbacks=[Deadline(ends)],
         progress=False,
     )
-    return rec, facts | {"seconds": round(time.perf_counter() - began, 1), "loss": rec.loss}
+    return rec, facts | {"mode": mode, "seconds": round(time.perf_counter() - began, 1), "loss": rec.loss}
 
 
 def scored(found: Tensor, images: Images, *, by_simudy: bool) -> dict[str, Any]:

@@ -99,6 +99,8 @@ def fresh(row: Row) -> nn.Module:
         return nn.Sequential(networks.Scaled(), networks.ResNet18(row.width))
     if row.kind == "vit":
         return nn.Sequential(networks.Scaled(), networks.ViT(row.side, row.width * 3 // 2))
+    if row.kind == "mlp, Haim's start":
+        return networks.as_haim(row.side, row.width)
     if row.kind.startswith("mlp"):
         return networks.perceptron(row.side, row.width)
     if row.kind == "cnn, batch norm":
@@ -153,8 +155,11 @@ def augmented(x: Tensor) -> Tensor:
 # --- training -------------------------------------------------------------------------------------
 
 
-def loss_of(outputs: Tensor, y: Tensor) -> Tensor:
-    return F.cross_entropy(outputs, y) if outputs.shape[1] > 1 else (outputs.squeeze(1) - y).square().mean()
+def loss_of(outputs: Tensor, y: Tensor, loss: str = "squared") -> Tensor:
+    if outputs.shape[1] > 1:
+        return F.cross_entropy(outputs, y)
+    Φ = outputs.squeeze(1)
+    return (Φ - y).square().mean() if loss == "squared" else F.softplus(-y * Φ).mean()
 
 
 def optimiser_of(model: nn.Module, name: str, rate: float, *, decay: float = 0.0) -> torch.optim.Optimizer:
@@ -222,7 +227,7 @@ def _trained(
         for rows in torch.randperm(len(x), generator=order).split(recipe.batch or len(x)):
             inputs, wanted = (x[rows], y[rows]) if recipe.batch else (x, y)
             outputs = model(inputs)
-            loss = loss_of(outputs, wanted)
+            loss = loss_of(outputs, wanted, recipe.loss)
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()

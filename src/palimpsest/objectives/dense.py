@@ -139,7 +139,7 @@ def linearise(
             z̄, λ̄_s = p.output.adjoint(ż[L])
             λ̄.append(λ̄_s)
             for j in range(L - 1, 0, -1):
-                h̄ = p.δ[j + 1] @ R[layers[j].weight]
+                h̄ = _back(p.δ[j + 1], R[layers[j].weight])
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
                 z̄ = _curved(h̄, p.slope[j], p.up[j], ż[j], β)
             if z̄ is not None:
@@ -171,7 +171,7 @@ def _forward_and_back(
     output = (LinearOutput if linear and z.shape[1] == 1 else Output)(z, λ, scalar)
     up, δ = [x] * (L + 1), [output.δ] * (L + 1)
     for j in range(L - 1, 0, -1):
-        up[j] = δ[j + 1] @ W[j + 1]
+        up[j] = _back(δ[j + 1], W[j + 1])
         δ[j] = up[j] * slope[j]
     return _Pass(W, h, slope, up, δ, output)
 
@@ -204,6 +204,11 @@ class LinearOutput(Output):
 
 def _affine(h: Tensor, layer: Layer, values: Mapping[str, Tensor]) -> Tensor:
     return F.linear(h, values[layer.weight], values[layer.bias] if layer.bias else None)
+
+
+def _back(δ: Tensor, W: Tensor) -> Tensor:
+    """δ W. With one output this is an outer product, for which libraries of matrix products are slow."""
+    return δ * W if len(W) == 1 else δ @ W
 
 
 def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:

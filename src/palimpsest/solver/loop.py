@@ -226,10 +226,9 @@ class Solver:
     @property
     def _traceable(self) -> bool:
         """Whether a compiled step is traced as a whole. Shapes must stay, because every number of candidates compiles
-        again, and processes must not wait for each other inside. Dense layers have kernels of their own."""
-        assert self._bound is not None
+        again, and processes must not wait for each other inside."""
         fixed = self.settings.splitting is None and self.settings.merging is None
-        return fixed and self._bound.layers is None and self.objective.chunk is None and self.processes.count == 1
+        return fixed and self.objective.chunk is None and self.processes.count == 1
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device, and for the other processes' numbers, only here."""
