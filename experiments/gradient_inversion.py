@@ -4,26 +4,29 @@ The setting is breaching's case 1: a network of eight convolutions (width 64) wi
 in evaluation mode, and one gradient of the cross-entropy on a few CIFAR-10 test images. The labels are unknown, and the
 size of the batch is known.
 
-    python experiments/gradient_inversion.py [--device cuda]       writes experiments/results/gradient-inversion
+    python experiments/gradient_inversion.py [--device cuda] [--workers 4]    writes results/gradient-inversion
     python experiments/gradient_inversion.py --landscape           measures how the gradient changes near an image
     python experiments/gradient_inversion.py --page                writes the tables of its page, and ends
 
-Parts that exist are not made again.
+Parts that exist are not made again. With ``--seconds``, no part begins later than this.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import time
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import processes
 import tables
 import torch
 import torch.nn.functional as F
@@ -33,6 +36,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor, nn
 
 import palimpsest as pal
+from palimpsest.execution import Execution, Executor, Mode
+from palimpsest.execution.precision import matrix_products
 from palimpsest.files.storage import write_atomically
 from palimpsest.objectives.labels import Classes
 from palimpsest.objectives.weighting import Weights
@@ -42,7 +47,7 @@ RESULTS, PAGE = ROOT / "experiments/results/gradient-inversion", "experiments/gr
 MEAN = torch.tensor((0.4914672, 0.4822617, 0.4467701)).view(3, 1, 1)
 STD = torch.tensor((0.2470322, 0.2434851, 0.2615879)).view(3, 1, 1)
 BATCHES, WIDTH, SEEDS, TUNING = (1, 4, 8, 16), 64, (0, 1, 2), 11
-STEPS, PUBLISHED_STEPS = 600, 24_000
+PUBLISHED_STEPS, PUBLISHED_RATE, BETAS = 24_000, 0.1, (0.9, 0.999)  # Adam's usual averages
 NOISE = (0.001, 0.005, 0.02)  # standard deviations per pixel, for the landscape
 # What breaching's notebooks print for one image. Its own SSIM is another measure, so it is not repeated here.
 # A step of its L-BFGS takes up to 20 gradients.
@@ -105,7 +110,41 @@ def labels_from_bias(of_bias: Tensor, batch: int) -> Tensor:
 
 # --- the attacks ----------------------------------------------------------------------------------
 
-Attack = Callable[[nn.Module, Mapping[str, Tensor], int, int, int], Tensor]  # model, gradient, batch, steps, seed
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What an attack knows besides the network and its gradient, and how it computes."""
+
+    batch: int
+    steps: int
+    seed: int
+    tf32: bool = False
+
+
+Attack = Callable[[nn.Module, Mapping[str, Tensor], Run], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """The settings of our attacks.
+
+    Activations of an untrained network are near 0.03. Smoothed ReLUs would hide them, so ReLUs stay. L falls by a
+    factor of fifty, and the strength of the priors falls with it. Of several starts, the one with the least L counts.
+    """
+
+    steps: int = 600
+    variation: float = 0.3  # weight of the total variation
+    last_strength: float = 0.002  # of the priors
+    rate: float = 0.05
+    starts: int = 1
+
+
+# By the number of images, chosen on the tuning seed at width 64. A batch has the settings of the next smaller one here.
+SEARCHES = {1: Search(), 4: Search(), 8: Search(), 16: Search()}
+
+
+def search_for(batch: int) -> Search:
+    return SEARCHES[max(size for size in SEARCHES if size <= batch)]
 
 
 class Given(Classes):
@@ -128,74 +167,106 @@ class LossGradient(pal.Gradient):
         return F.cross_entropy(outputs, labels, reduction="none")
 
 
-def by_multipliers(model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: int, seed: int) -> Tensor:
+def by_multipliers(model: nn.Module, g: Mapping[str, Tensor], run: Run) -> Tensor:
     """λ_ic = (p_ic − y_ic) / n is free for each image and output."""
-    return searched(pal.Gradient(model, g, weights="likelihood"), batch, steps, seed)
+    return searched(pal.Gradient(model, g, weights="likelihood"), run)
 
 
-def by_labels(
-    model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: int, seed: int, *, weights: Weights = "likelihood"
-) -> Tensor:
+def by_labels(model: nn.Module, g: Mapping[str, Tensor], run: Run, *, weights: Weights = "likelihood") -> Tensor:
+    return searched(with_labels(model, g, run.batch, weights), run)
+
+
+def with_labels(model: nn.Module, g: Mapping[str, Tensor], batch: int, weights: Weights) -> LossGradient:
     objective = LossGradient(model, g, weights=weights)
     objective.label_kind = Given(labels_from_bias(list(g.values())[-1], batch))
-    return searched(objective, batch, steps, seed)
+    return objective
 
 
-def searched(objective: pal.Gradient, batch: int, steps: int, seed: int) -> Tensor:
-    """The settings were chosen on the tuning seed, with one image at width 64.
+def searched(objective: pal.Gradient, run: Run) -> Tensor:
+    search = search_for(run.batch)
+    starts = [started(objective, run, search, number) for number in range(search.starts)]
+    return min(starts, key=lambda found: found.loss).images
 
-    Activations of an untrained network are near 0.03. Smoothed ReLUs would hide them, so ReLUs stay. L falls by a
-    factor of fifty, and the strength of the priors falls with it.
-    """
+
+def started(
+    objective: pal.Gradient, run: Run, search: Search, number: int, callbacks: Sequence[pal.Callback] = ()
+) -> pal.Reconstruction:
+    """The search from one start. No two starts of the seeds here have the same random candidates."""
     return pal.reconstruct(
-        objective, image_shape=(3, 32, 32), candidates=batch, steps=steps, sharpness=None, seed=seed, progress=False,
-        priors=(pal.priors.Box.around(MEAN.expand(3, 32, 32)), pal.priors.TotalVariation(weight=0.3)),
-        prior_strength=(1.0, 0.002), optimiser=pal.optimisers.Adam(learning_rate=0.05),
-    ).images  # fmt: skip
+        objective, image_shape=(3, 32, 32), candidates=run.batch, steps=run.steps, sharpness=None,
+        priors=(pal.priors.Box.around(MEAN.expand(3, 32, 32)), pal.priors.TotalVariation(weight=search.variation)),
+        prior_strength=(1.0, search.last_strength), optimiser=pal.optimisers.Adam(learning_rate=search.rate),
+        seed=run.seed + 1000 * number, progress=False, callbacks=callbacks, execution=Execution(tf32=run.tf32),
+    )  # fmt: skip
 
 
-def as_published(
-    model: nn.Module, g: Mapping[str, Tensor], batch: int, steps: int, seed: int, *, smoothness: float = 0.2
-) -> Tensor:
+def as_published(model: nn.Module, g: Mapping[str, Tensor], run: Run, *, smoothness: float = 0.2) -> Tensor:
     """Inverting Gradients (Geiping et al. 2020): cosine distance, signs of the gradient, total variation, a box.
 
     Its default smoothness is for other networks. Here cosine distances are below 0.01. A prototype with a cosine
     schedule chose 1e-4 among 1e-3, 1e-4 and 1e-5 on the tuning seed. Breaching's notebook
     Beyond Inferring has this weight too.
     """
-    device = next(iter(g.values())).device
-    mean, std, y = MEAN.to(device), STD.to(device), labels_from_bias(list(g.values())[-1], batch).to(device)
-    z = torch.randn(batch, 3, 32, 32, generator=torch.Generator().manual_seed(seed)).to(device).requires_grad_()
-    rule = torch.optim.Adam([z], lr=0.1)
-    turns = [int(steps / 2.667), int(steps / 1.6), int(steps / 1.142)]
-    schedule = torch.optim.lr_scheduler.MultiStepLR(rule, turns, gamma=0.1)
-    wanted, least, best = torch.cat([t.flatten() for t in g.values()]), float("inf"), z.detach().clone()
-    for _ in range(steps):
+    wanted = torch.cat([t.flatten() for t in g.values()])
+    mean, std, y = MEAN.to(wanted), STD.to(wanted), labels_from_bias(list(g.values())[-1], run.batch).to(wanted.device)
+    z = torch.randn(run.batch, 3, 32, 32, generator=torch.Generator().manual_seed(run.seed)).to(wanted)
+
+    def step(at: dict[str, Tensor], row: Tensor) -> None:
+        """In place, and without reading back from the device, so that CUDA can replay it as one graph."""
+        loss, slope = published_loss(model, at["z"], std, y, wanted, smoothness)
+        sign, (length, root) = slope.sign(), row.unbind()  # Adam, as torch.optim has it
+        first = at["first"].lerp_(sign, 1 - BETAS[0])
+        second = at["second"].mul_(BETAS[1]).addcmul_(sign, sign, value=1 - BETAS[1])
+        at["z"].sub_(length * first / (second.sqrt() / root + 1e-8))
+        at["z"].copy_(torch.maximum(torch.minimum(at["z"], (1 - mean) / std), -mean / std))
+        at["best"].copy_(torch.where(loss < at["least"], at["z"], at["best"]))
+        at["least"].copy_(torch.minimum(loss, at["least"]))
+
+    zero, least = torch.zeros_like(z), torch.full((), math.inf).to(wanted)
+    given = {"z": z, "first": zero, "second": zero, "best": z, "least": least}
+    mode: Mode = "graph" if z.device.type == "cuda" else "eager"
+    steps = Executor({"step": step}, mode, may_fall_back=True)
+    found, _ = steps.run(given, ["step"] * run.steps, published_schedule(run.steps).to(z.device))
+    return found["best"] * std
+
+
+def published_loss(
+    model: nn.Module, z: Tensor, std: Tensor, y: Tensor, wanted: Tensor, smoothness: float
+) -> tuple[Tensor, Tensor]:
+    """The loss of Inverting Gradients, and its gradient in z."""
+    z = z.detach().requires_grad_()
+    with torch.enable_grad():
         error = F.cross_entropy(model(z * std), y)
-        found = torch.cat(
-            [t.flatten() for t in torch.autograd.grad(error, list(model.parameters()), create_graph=True)]
-        )
+        parts = torch.autograd.grad(error, list(model.parameters()), create_graph=True)
+        found = torch.cat([t.flatten() for t in parts])
         variation = z.diff(dim=-1).abs().mean() + z.diff(dim=-2).abs().mean()
         loss = 1 - F.cosine_similarity(found, wanted, dim=0) + smoothness * variation
-        (slope,) = torch.autograd.grad(loss, z)
-        z.grad = slope.sign()
-        rule.step()
-        schedule.step()
-        with torch.no_grad():
-            z.copy_(torch.maximum(torch.minimum(z, (1 - mean) / std), -mean / std))
-            if (now := float(loss)) < least:
-                least, best = now, z.clone()
-    return best * std
+    (slope,) = torch.autograd.grad(loss, z)
+    return loss.detach(), slope
 
 
-ATTACKS: dict[str, tuple[str, Attack, int]] = {
-    "multipliers": ("pal.Gradient, a multiplier per image and output", by_multipliers, STEPS),
-    "labels": ("pal.Gradient, labels from the last bias", by_labels, STEPS),
-    "auto": ("pal.Gradient, labels, fixed automatic weights", partial(by_labels, weights="auto"), STEPS),
-    "equal": ("pal.Gradient, labels, equal weights", partial(by_labels, weights=None), STEPS),
-    "published": ("Inverting Gradients, its default total variation", as_published, PUBLISHED_STEPS),
-    "tuned": ("Inverting Gradients, weak total variation", partial(as_published, smoothness=1e-4), PUBLISHED_STEPS),
+def published_schedule(steps: int) -> Tensor:
+    """For each step, Adam's length of a step and the root of the factor that corrects its mean of squares."""
+    turns = [int(steps / 2.667), int(steps / 1.6), int(steps / 1.142)]
+    rates = [PUBLISHED_RATE * 0.1 ** bisect_right(turns, step) for step in range(steps)]
+    rows = [(rate / (1 - BETAS[0] ** t), math.sqrt(1 - BETAS[1] ** t)) for t, rate in enumerate(rates, start=1)]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+ATTACKS: dict[str, tuple[str, Attack]] = {
+    "multipliers": ("pal.Gradient, a multiplier per image and output", by_multipliers),
+    "labels": ("pal.Gradient, labels from the last bias", by_labels),
+    "auto": ("pal.Gradient, labels, fixed automatic weights", partial(by_labels, weights="auto")),
+    "equal": ("pal.Gradient, labels, equal weights", partial(by_labels, weights=None)),
+    "published": ("Inverting Gradients, its default total variation", as_published),
+    "tuned": ("Inverting Gradients, weak total variation", partial(as_published, smoothness=1e-4)),
 }
+OURS = ("multipliers", "labels", "auto", "equal")
+
+
+def steps_of(attack: str, batch: int) -> int:
+    """The usual number of steps, of each start."""
+    return search_for(batch).steps if attack in OURS else PUBLISHED_STEPS
 
 
 # --- parts and their scores -----------------------------------------------------------------------
@@ -219,28 +290,43 @@ class Part:
     small: bool
     device: torch.device
     results: Path
+    tf32: bool = False
 
     @property
     def file(self) -> Path:
         name = f"{self.attack}-batch{self.batch}-width{self.width}-steps{self.steps}-seed{self.seed}.json"
         return self.results / name
 
-    def run(self) -> str:
-        images, classes, held_out = images_of(self.seed, self.batch, small=self.small)
+    def problem(self, images: Tensor, classes: Tensor) -> tuple[nn.Module, dict[str, Tensor]]:
+        """The network and the gradient, which has full precision in any case."""
         torch.manual_seed(self.seed)
         model = network(self.width).eval().to(self.device)
-        g = gradient_of(model, (images - MEAN).to(self.device), classes.to(self.device))
+        with matrix_products(tf32=False, device=self.device):
+            return model, gradient_of(model, (images - MEAN).to(self.device), classes.to(self.device))
+
+    def run_before(self, end: float) -> str | None:
+        """Run, unless it is too late to begin."""
+        return self.run() if time.time() < end else None
+
+    def run(self) -> str:
+        images, classes, held_out = images_of(self.seed, self.batch, small=self.small)
+        model, g = self.problem(images, classes)
+        attack = ATTACKS[self.attack][1]
         began = time.perf_counter()
-        found = ATTACKS[self.attack][1](model, g, self.batch, self.steps, self.seed).detach().cpu()
+        with matrix_products(tf32=self.tf32, device=self.device):
+            run = Run(batch=self.batch, steps=self.steps, seed=self.seed, tf32=self.tf32)
+            found = attack(model, g, run).detach().cpu()
         seconds = round(time.perf_counter() - began, 1)
         score = pal.score(found, images, held_out=held_out, mean=MEAN, matching="one-to-one")
         right = labels_from_bias(g[list(g)[-1]], self.batch).sort().values.equal(classes.sort().values)
         command = f"python experiments/gradient_inversion.py --attacks {self.attack} --batches {self.batch}"
         command += f" --width {self.width} --seeds {self.seed} --steps {self.steps} --device {self.device.type}"
-        command += " --small" * self.small
+        command += " --tf32" * self.tf32 + " --small" * self.small
         result: dict[str, Any] = {"attack": self.attack, "batch": self.batch, "width": self.width, "seed": self.seed}
         result |= made_by(command) | {"steps": self.steps, "seconds": seconds, "labels right": right}
         result |= {"device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"}
+        search = asdict(replace(search_for(self.batch), steps=self.steps))
+        result |= {"tf32": self.tf32} | ({"search": search} if self.attack in OURS else {})
         result |= {"psnr": psnr(found + MEAN, images), "held-out psnr": psnr(found + MEAN, held_out)}
         result |= {"ssim": [round(v, 4) for v in score.ssim.tolist()]}
         self.results.mkdir(parents=True, exist_ok=True)
@@ -331,6 +417,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--steps", type=int, help="of every attack; each has its own number")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
+    parser.add_argument("--tf32", action="store_true", help="let attacks on CUDA round factors to 10 bits")
+    processes.add_arguments(parser)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="after which no part begins")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder for the results")
     parser.add_argument("--small", action="store_true", help="a version of seconds, which does not need files")
     parser.add_argument("--landscape", action="store_true", help="measure the gradient near an image, and end")
@@ -349,15 +438,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tables.write(PAGE, table(options.results))
         tables.write(PAGE, landscape_table(options.results), "landscape")
         return 0
-    for attack in options.attacks:
-        for batch in options.batches:
-            for seed in options.seeds:
-                steps = options.steps or (3 if options.small else ATTACKS[attack][2])
-                part = Part(attack=attack, batch=batch, width=options.width, seed=seed, steps=steps,
-                            small=options.small, device=options.device, results=options.results)  # fmt: skip
-                if not part.file.exists():
-                    print(part.run(), flush=True)
-    return 0
+    end = time.time() + options.seconds
+    parts = [part for part in chosen(options) if not part.file.exists()]
+    status = processes.run_all({part.file.stem: partial(part.run_before, end) for part in parts}, options)
+    if left := sum(not part.file.exists() for part in parts):
+        print(f"parts left: {left}")
+    return status
+
+
+def chosen(options: argparse.Namespace) -> list[Part]:
+    def steps(attack: str, batch: int) -> int:
+        return options.steps or (3 if options.small else steps_of(attack, batch))
+
+    return [
+        Part(attack=attack, batch=batch, width=options.width, seed=seed, steps=steps(attack, batch),
+             small=options.small, device=options.device, results=options.results, tf32=options.tf32)
+        for attack in options.attacks for batch in options.batches for seed in options.seeds
+    ]  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -80,11 +80,12 @@ class Lane:
                 makers[name] = partial(readers.ours, setting, network, data, recipe, seed=self.seed)
         if change := readers.WITH_INITIAL.get(setting.name):
             makers["with-initial"] = partial(readers.with_initial, setting, network, data, change, seed=self.seed)
-        if network.checkpoints:
-            makers["with-checkpoints"] = partial(
-                readers.with_initial, setting, network, data, readers.WITH_CHECKPOINTS, seed=self.seed,
-                checkpoints=network.checkpoints,
-            )  # fmt: skip
+        for name, (steps, recipe, settings) in readers.WITH_CHECKPOINTS.items():
+            if network.checkpoints.keys() >= set(steps) and setting.name in (settings or (setting.name,)):
+                makers[name] = partial(
+                    readers.with_initial, setting, network, data, recipe, seed=self.seed,
+                    checkpoints=[network.checkpoints[step] for step in steps],
+                )  # fmt: skip
         for column, make in makers.items():
             if not self.columns or {column, column.split("-")[0]} & set(self.columns):
                 yield column, partial(self._part, column, "none", network, data, make)
@@ -281,8 +282,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = [setting.name for setting in SETTINGS]
     parser.add_argument("--setting", nargs="+", choices=names, default=names)
     parser.add_argument("--seed", nargs="+", type=int, default=[1], help=f"{TUNING} is for tuning")
-    parser.add_argument("--column", nargs="+", default=[], help="haim, buzaglo, loo, ours, with-initial, claim, or"
-                        " training, which reads nothing; all but claim if none is given")  # fmt: skip
+    parser.add_argument("--column", nargs="+", default=[], help="haim, buzaglo, loo, ours, with-initial,"
+                        " with-checkpoints, with-early-checkpoints, claim, or training, which reads nothing; all but"
+                        " claim if none is given")  # fmt: skip
     precisions = ("float64", "float32", "tf32")
     parser.add_argument("--precision", choices=precisions, help="of the training; for seed 1 that of the authors, else"
                         " tf32")  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -177,14 +177,19 @@ class Descent:
         *,
         record_every: int,
         tell: Callable[[int, list[float]], object],
+        also: Collection[int] = (),
         checkpoint: Path | None = None,
     ) -> None:
-        """All steps, with a record of the losses now and then; goes on from the checkpoint if there is one."""
+        """All steps, with a record of the losses now and then; goes on from the checkpoint if there is one.
+
+        Records are made every so many steps, and after the steps ``also``.
+        """
         if checkpoint is not None and checkpoint.exists():
             self._load(checkpoint)
         saved = time.monotonic()
         while self.step < steps and bool(self._moving.any()):
-            self.run(min(record_every, steps - self.step))
+            regular = self.step - self.step % record_every + record_every
+            self.run(min([steps, regular, *(step for step in also if step > self.step)]) - self.step)
             losses = self.losses()
             self._moving.mul_((losses > self.stop).to(self._moving)[:, None, None])
             tell(self.step, losses.tolist())

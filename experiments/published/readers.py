@@ -124,6 +124,8 @@ class Recipe:
     """Search the span of the images, as the final weights alone show it; see `image_space`."""
     at: tuple[float, ...] = (0.1, 0.5, 0.9)
     whitening: float = 0.0
+    to_end: bool = True
+    """Whether a path goes on from its last checkpoint to the final weights."""
 
     def options(self, setting: Setting) -> dict[str, Any]:
         return {
@@ -149,7 +151,14 @@ WITH_INITIAL = {  # as in the experiments of this repository with the same numbe
     "loo-cifar10-100": Recipe(prior_strength=(1.0, 0.01), whitening=0.7),
     "loo-cifar10-200": Recipe(prior_strength=(1.0, 0.03), whitening=0.7),
 }
-WITH_CHECKPOINTS = Recipe(total_variation=2.0, at=(0.5,))  # one tangent point on each segment
+ON_SEGMENTS = Recipe(total_variation=2.0, at=(0.5,))  # one tangent point on each segment
+LATE = (5_000, 30_000, 200_000)
+WHILE_THE_LOSS_FALLS = (100, 200, 300, 400, 500, 600, 800, 1_000)
+EARLY = Recipe(total_variation=2.0, to_end=False)
+WITH_CHECKPOINTS = {  # columns: the steps after which they know the weights, the recipe, and the settings, () for all
+    "with-checkpoints": (LATE, ON_SEGMENTS, ()),
+    "with-early-checkpoints": (WHILE_THE_LOSS_FALLS, EARLY, ("haim-cifar10", "haim-mnist")),
+}
 TRIALS = {  # tried on the tuning seed alone
     "ours": SPAN,
     "ours-everywhere": Recipe(),
@@ -205,10 +214,14 @@ def with_initial(
     seed: int,
     checkpoints: Sequence[dict[str, Tensor]] = (),
 ) -> Reconstruction:
-    """The NTK method on each segment between the initial weights, the checkpoints and the final weights.
+    """The NTK method on each segment between the initial weights, the checkpoints and, with ``to_end``, the final ones.
 
     It searches the span of the images.
     """
+    if checkpoints and not recipe.to_end:
+        model = copy.deepcopy(network.model)
+        model.load_state_dict(checkpoints[-1])
+        network, checkpoints = replace(network, model=model), checkpoints[:-1]
     found = pal.span(network.model, [network.initial, *checkpoints, network.model.state_dict()])
     network = cast(network, "tf32")
     states = [{name: t.float() for name, t in state.items()} for state in (network.initial, *checkpoints)]

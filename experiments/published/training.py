@@ -7,8 +7,8 @@ import json
 import math
 import os
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,8 @@ TUNING = 11  # the seed on which our own settings are tried; it shares no image 
 SMALL = 1e-4  # the first layer's initial size
 TRUNCATED = 0.87962566103423978  # standard deviation of N(0, 1) cut off at ±2
 RECORDS = 200
-CHECKPOINTS = (5_000, 30_000, 200_000)  # steps whose weights are kept too
+EARLY = (50, 100, 150, *range(200, 1_601, 100), 2_000, 2_400, 3_200, 4_000)
+CHECKPOINTS = (*EARLY, 5_000, 6_400, 9_000, 12_800, 18_000, 30_000, 200_000)  # steps whose weights are kept too
 
 
 def device() -> torch.device:
@@ -112,12 +113,12 @@ def network(setting: Setting, image_shape: tuple[int, ...], seed: int) -> nn.Mod
 
 @dataclass(frozen=True)
 class Trained:
-    """The network after training, its initial weights, facts about the training, and weights on the way."""
+    """The network after training, its initial weights, facts about the training, and weights on the way by step."""
 
     model: nn.Module
     initial: dict[str, Tensor]
     facts: dict[str, Any]
-    checkpoints: tuple[dict[str, Tensor], ...] = ()
+    checkpoints: Mapping[int, dict[str, Tensor]] = field(default_factory=dict)
 
 
 def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch: Path, results: Path) -> None:
@@ -143,9 +144,11 @@ def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch:
     def tell(step: int, losses: list[float]) -> None:
         history.append((step, [float(f"{loss:.5g}") for loss in losses]))
         for number, seed in enumerate(seeds if step in CHECKPOINTS else ()):
+            if losses[number] <= setting.stop:  # its weights are those at the end
+                continue
             file = checkpoint_file(setting, seed, precision, scratch, step)
             save_tensors(file, {name: t.float() for name, t in descent.changes(number).items()}, {})
-        if step % max(1, setting.training_steps // 20) < record_every:
+        if step % record_every == 0 and step % max(1, setting.training_steps // 20) < record_every:
             seconds = time.perf_counter() - began
             print(
                 f"{setting.name} {precision} seeds {seeds}: step {step}, losses {history[-1][1]}, {seconds:.0f} s",
@@ -157,7 +160,9 @@ def train(setting: Setting, seeds: Sequence[int], precision: Precision, scratch:
     folder.mkdir(parents=True, exist_ok=True)
     half_way = folder / f"training-{precision}-{'-'.join(map(str, seeds))}.checkpoint"
     with matrix_products(tf32=precision == "tf32", device=device()):
-        descent.train(setting.training_steps, record_every=record_every, tell=tell, checkpoint=half_way)
+        descent.train(
+            setting.training_steps, record_every=record_every, tell=tell, also=CHECKPOINTS, checkpoint=half_way
+        )
     seconds = time.perf_counter() - began
     for number, seed in enumerate(seeds):
         steps = next((step for step, losses in history if losses[number] <= setting.stop), descent.step)
@@ -183,13 +188,13 @@ def trained(setting: Setting, seed: int, precision: Precision, scratch: Path, re
         raise ValueError(f"{file} holds a network of other settings; delete it")
     model = built(setting, seed, data, kept, description["shrinkage"]).to(dtype_of(precision))
     start = network(setting, data.image_shape, seed).to(device(), dtype_of(precision))
-    files = [checkpoint_file(setting, seed, precision, scratch, step) for step in CHECKPOINTS]
-    between = [
-        built(setting, seed, data, load_tensors(file)[0], decayed(setting, step)).state_dict()
-        for file, step in zip(files, CHECKPOINTS, strict=True)
+    files = {step: checkpoint_file(setting, seed, precision, scratch, step) for step in CHECKPOINTS}
+    between = {
+        step: built(setting, seed, data, load_tensors(file)[0], decayed(setting, step)).state_dict()
+        for step, file in files.items()
         if file.exists()
-    ]
-    return Trained(model, start.state_dict(), description["facts"], tuple(between))
+    }
+    return Trained(model, start.state_dict(), description["facts"], between)
 
 
 def checkpoint_file(setting: Setting, seed: int, precision: Precision, scratch: Path, step: int) -> Path:

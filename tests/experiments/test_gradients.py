@@ -84,3 +84,52 @@ def test_known_labels_give_the_gradient_itself():
     objective.label_kind = gradient_inversion.Given(y)
     loss = objective.loss(x, torch.full((2,), 0.5).double(), y)
     assert float(loss / objective.target_norm_squared) < 1e-20
+
+
+def test_the_published_attack_takes_the_steps_of_plain_torch():
+    """The loop that is replayed as a graph comes to the result of torch's own Adam and schedule."""
+    torch.manual_seed(0)
+    model = gradient_inversion.network(2).eval().double()
+    g = gradient_inversion.gradient_of(model, torch.rand(2, 3, 32, 32).double() - 0.5, torch.tensor([4, 0]))
+    run = gradient_inversion.Run(batch=2, steps=50, seed=0)
+    found = gradient_inversion.as_published(model, g, run, smoothness=1e-2)
+    torch.testing.assert_close(found, plain(model, g, run, smoothness=1e-2), rtol=0, atol=1e-6)
+
+
+def plain(model, g, run, *, smoothness):
+    """Inverting Gradients step by step: Adam on signs, a box, and the point after the step with the least loss."""
+    mean, std = gradient_inversion.MEAN.double(), gradient_inversion.STD.double()
+    y = gradient_inversion.labels_from_bias(list(g.values())[-1], run.batch)
+    wanted = torch.cat([t.flatten() for t in g.values()])
+    z = torch.randn(run.batch, 3, 32, 32, generator=torch.Generator().manual_seed(run.seed)).double().requires_grad_()
+    rule, least, best = torch.optim.Adam([z], lr=0.1), float("inf"), None
+    turns = [int(run.steps / share) for share in (2.667, 1.6, 1.142)]
+    schedule = torch.optim.lr_scheduler.MultiStepLR(rule, turns, gamma=0.1)
+    for _ in range(run.steps):
+        loss, z.grad = gradient_inversion.published_loss(model, z, std, y, wanted, smoothness)
+        z.grad.sign_()
+        rule.step()
+        schedule.step()
+        with torch.no_grad():
+            z.copy_(torch.maximum(torch.minimum(z, (1 - mean) / std), -mean / std))
+        if float(loss) < least:
+            least, best = float(loss), z.detach().clone()
+    return best * std
+
+
+def test_a_part_does_not_begin_after_the_time_limit(tmp_path, capsys):
+    options = ["--small", "--batches", "1", "--width", "2", "--attacks", "labels", "--results", str(tmp_path)]
+    assert gradient_inversion.main([*options, "--seconds", "0"]) == 0
+    assert "parts left: 3" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+def test_processes_run_parts_of_a_gradient(tmp_path):
+    options = ["--small", "--batches", "1", "--width", "2", "--attacks", "tuned", "--results", str(tmp_path)]
+    assert gradient_inversion.main([*options, "--seeds", "0", "1", "--workers", "2"]) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_settings_of_a_batch_are_those_of_the_next_smaller_size():
+    assert gradient_inversion.search_for(5) == gradient_inversion.SEARCHES[4]
+    assert gradient_inversion.steps_of("tuned", 4) == gradient_inversion.PUBLISHED_STEPS

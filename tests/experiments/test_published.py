@@ -232,6 +232,39 @@ def test_a_small_run_writes_every_part_and_makes_none_twice(tmp_path, monkeypatc
     assert json.loads((folder / "agreement.json").read_text())["rows"][0]["against"] == "tf32"
 
 
+def test_columns_with_checkpoints_name_the_steps_that_they_know(tmp_path, monkeypatch):
+    monkeypatch.setattr(training, "CHECKPOINTS", (3, 10, 25))
+    late, early = (readers.WITH_CHECKPOINTS[f"with-{name}"] for name in ("checkpoints", "early-checkpoints"))
+    columns = {
+        "with-checkpoints": ((10, 25), *late[1:]),
+        "with-early-checkpoints": ((3, 10), *early[1:]),
+        "with-other-checkpoints": ((3, 11), *late[1:]),  # no file
+    }
+    monkeypatch.setattr(readers, "WITH_CHECKPOINTS", columns)
+    assert late[1].to_end
+    assert not early[1].to_end
+    known = {}
+    of_path = pal.Path
+    monkeypatch.setattr(pal, "Path", lambda model, states, **options: known.update({len(known): states})
+                        or of_path(model, states, **options))  # fmt: skip
+    command = ["--small", "--setting", "haim-cifar10", "--results", str(tmp_path), "--scratch", str(tmp_path / "s")]
+    assert main([*command, "--precision", "tf32", "--column", *columns]) == 0
+    parts = {json.loads(f.read_text())["column"] for f in (tmp_path / "published-haim-cifar10").glob("with-*.json")}
+    assert parts == {"with-checkpoints", "with-early-checkpoints"}
+    tiny = small(setting("haim-cifar10"))
+    network = training.trained(tiny, 1, "tf32", tmp_path / "s" / "small", tmp_path)
+    assert list(network.checkpoints) == [3, 10, 25]
+    assert [len(states) for states in known.values()] == [4, 3]
+    for states, (steps, *_) in zip(known.values(), columns.values(), strict=False):
+        for state, step in zip(states[1:], steps, strict=False):  # the last is the end, or the last checkpoint
+            for name, t in network.checkpoints[step].items():
+                torch.testing.assert_close(state[name], t.float())
+    twin = replace(tiny, training_steps=10)
+    end = training.trained(twin, 1, "tf32", tmp_path / "twin", tmp_path / "twin").model
+    for name, t in end.state_dict().items():
+        torch.testing.assert_close(network.checkpoints[10][name].float(), t)
+
+
 def test_the_claim_is_summed_up_from_its_parts(tmp_path):
     command = ["--small", "--setting", "haim-cifar10", "--results", str(tmp_path), "--scratch", str(tmp_path / "s")]
     assert main([*command, "--column", "claim"]) == 0
