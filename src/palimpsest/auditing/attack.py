@@ -11,7 +11,7 @@ from palimpsest.auditing.ladder import Attacker, was_live
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import kind, rank
-from palimpsest.auditing.reading import AuditEffort, posed, read_all
+from palimpsest.auditing.reading import AuditEffort, Problems, read_all
 from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
@@ -41,10 +41,11 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     """Read the weights with this attacker's knowledge, as planned."""
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
-    tested = _floor(case, plan)
+    problems = Problems(case, plan)
+    tested = _floor(case, problems)
     read_aside(case, plan, plan.runs(controls=case.options.controls))
     live = was_live(found, case.options) and not plan.live
-    return Attempt(case, attacker, plan, tested, live, *read_all(case, plan))
+    return Attempt(case, attacker, plan, tested, live, *read_all(case, plan, problems))
 
 
 def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading:
@@ -108,14 +109,13 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     raise TooShortError(min(costs))  # not even the fewest steps fit
 
 
-def _floor(case: Case, plan: Plan) -> Floor | None:
+def _floor(case: Case, problems: Problems) -> Floor | None:
     if (truth := case.truth) is None:
         return None
 
     def compute() -> Floor:
         note("testing the method on the given images")
-        problem = posed(case.subject, plan)[0].to(case.device)
-        found = floor(problem, truth.seen, truth.labels_for(case.subject.outputs).to(case.device))
+        found = floor(problems.of("subject")[0], truth.seen, truth.labels_for(case.subject.outputs).to(case.device))
         return Floor(found)
 
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute)

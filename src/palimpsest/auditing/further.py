@@ -14,7 +14,7 @@ from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.attack import Attempt, judged
 from palimpsest.auditing.case import Clock, OutOfTimeError
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
-from palimpsest.auditing.reading import CHECKPOINT, file_of, read_once
+from palimpsest.auditing.reading import CHECKPOINT, Problems, file_of, read_once
 from palimpsest.auditing.stages import cached_json
 from palimpsest.files.schema import Positive
 from palimpsest.files.storage import packed_json, write_atomically
@@ -75,6 +75,7 @@ class _Rung:
 
     def __init__(self, tried: Attempt) -> None:
         self.tried, self.planned, self.further = tried, tried.plan, Further()
+        self.problems = Problems(tried.case, tried.plan)
         self.name, self.path = tried.attacker.name, tried.case.folder / "restarts.json"
         if self.path.exists():
             self.further = cached_json(self.path, tried.case.owner, Further, Further)
@@ -122,7 +123,8 @@ class _Rung:
         """One further restart. If the time runs out, it is taken back, because no verdict needs it."""
         case, number = self.tried.case, self.restarts
         try:
-            run = read_once(case, replace(self.planned, steps=steps, restarts=number + 1), "subject", number)
+            plan = replace(self.planned, steps=steps, restarts=number + 1)
+            run = read_once(case, plan, "subject", number, self.problems)
         except OutOfTimeError:
             note(f"out of time: rung {self.name} keeps {number} restarts")
             for late in range(number, self.planned.restarts + len(self.further.steps)):

@@ -70,14 +70,15 @@ class Budget:
     seconds: float  # the time for its plan
     rate: float  # steps of a reconstruction per second, with one tangent point
     training_rate: float  # training steps of the positive control per second
-    preparation: float = 0.0  # seconds that a reconstruction takes before its first step
+    preparation: float = 0.0  # seconds that it takes to pose the problem of a role
     floor: float = 0.0  # the number of steps, with one tangent point, that take as long as the floor
 
     def cost(self, plan: Plan, *, controls: bool) -> float:
         """The seconds that a plan takes at this speed."""
-        runs, nodes = len(plan.runs(controls=controls)), max(1, len(plan.at))
+        every, nodes = plan.runs(controls=controls), max(1, len(plan.at))
         training = plan.control_steps / self.training_rate if controls else 0.0
-        return training + runs * self.preparation + (runs * plan.steps + self.floor) * nodes / self.rate
+        posing = len({role for role, _ in every}) * self.preparation
+        return training + posing + (len(every) * plan.steps + self.floor) * nodes / self.rate
 
 
 def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan:

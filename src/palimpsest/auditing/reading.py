@@ -1,5 +1,6 @@
 """Every planned reconstruction: of the network, of the negative and of the positive control, as time allows."""
 
+import copy
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +79,41 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
     )
 
 
-def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
+class Problems:
+    """The planned objective on the weights of each role, and its space. The negative control has that of the subject.
+
+    Posing takes as long as many steps, and a role is read several times in a row. So the last problem is kept.
+    """
+
+    def __init__(self, case: Case, plan: Plan) -> None:
+        self.case, self.plan = case, plan
+        self._kept: dict[str, tuple[Objective, Subspace | None]] = {}
+        self._of_subject: tuple[float, Subspace | None] | None = None  # its whitening and its space
+
+    def of(self, role: str) -> tuple[Objective, Subspace | None]:
+        if role not in self._kept:
+            self._kept.clear()  # a device may not have memory for two
+            problem, space = self._posed(role)
+            self._kept[role] = problem.to(self.case.device), space
+        return self._kept[role]
+
+    def _posed(self, role: str) -> tuple[Objective, Subspace | None]:
+        subject, plan = self.case.subject, self.plan
+        if role == "subject" or self._of_subject is None:
+            problem, space = posed(subject, plan)
+            self._of_subject = problem.whitening, space
+            if role == "subject":
+                return problem, space
+        whitening, space = self._of_subject
+        if role == "positive":  # a span is easier to search
+            plan = replace(plan, within="everywhere") if space is None else plan
+            return posed(positive_control(self.case, plan), plan)
+        problem = posed(shuffled(subject, plan.method, seed=plan.seed), plan)[0]
+        problem.whitening = whitening
+        return problem, space
+
+
+def read_all(case: Case, plan: Plan, problems: Problems) -> tuple[dict[str, list[Run]], bool]:
     """The reconstructions of each role, and whether there was time for all. A repeated audit does the rest."""
     runs: dict[str, list[Run]] = {"subject": [], "negative": [], "positive": []}
     finished, trainable = True, True
@@ -86,13 +121,13 @@ def read_all(case: Case, plan: Plan) -> tuple[dict[str, list[Run]], bool]:
         run = None
         try:
             if role != "positive" or trainable:
-                run = read_once(case, plan, role, number)
+                run = read_once(case, plan, role, number, problems)
         except OutOfTimeError as stopped:
             if finished:
                 note(f"out of time in {role} {number + 1}")
             finished = False
             if role == "subject" and len(runs[role]) < NEEDED_RUNS:
-                run = _unfinished_run(case, plan, *stopped.args)
+                run = _unfinished_run(case, problems, *stopped.args)
         except UNTRAINABLE as error:
             if role != "positive":
                 raise
@@ -111,7 +146,7 @@ def file_of(role: str, number: int) -> Path:
     return Path("runs") / f"{role}-{number}.safetensors"
 
 
-def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
+def read_once(case: Case, plan: Plan, role: str, number: int, problems: Problems) -> Run:
     """One reconstruction. It does not have any candidates if the numbers diverged."""
     path = case.folder / file_of(role, number)
     checkpoint = path.with_suffix(CHECKPOINT)
@@ -121,7 +156,7 @@ def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
             case.clock.check()
         note(f"reading: {role}, restart {number + 1} of {plan.restarts if role == 'subject' else NEEDED_RUNS}")
         began, shape = case.clock.now(), case.subject.image_shape
-        problem, space = _problem(case, plan, role)
+        problem, space = problems.of(role)
         try:
             rec = reconstruct(
                 problem,
@@ -146,29 +181,17 @@ def read_once(case: Case, plan: Plan, role: str, number: int) -> Run:
     return run
 
 
-def _unfinished_run(case: Case, plan: Plan, state: State) -> Run:
+def _unfinished_run(case: Case, problems: Problems, state: State) -> Run:
     """The reconstruction of the subject that the clock stopped, as far as it came."""
-    problem, space = _problem(case, plan, "subject")
+    problem, space = problems.of("subject")
     x, shape = state.x, case.subject.image_shape
     images = x if space is None else space.shaped(shape).to(x.device, x.dtype).images(x)
     return Run.of(*candidates(problem, images, state.multipliers, state.labels))
 
 
-def _problem(case: Case, plan: Plan, role: str) -> tuple[Objective, Subspace | None]:
-    """The planned objective on the weights of a role, and its space. The negative control has that of the subject."""
-    problem, space = posed(case.subject, plan)
-    if role == "positive":
-        if space is None:  # a span is easier to search
-            plan = replace(plan, within="everywhere")
-        problem, space = posed(positive_control(case, plan), plan)
-    if role == "negative":
-        whitening, problem = problem.whitening, posed(shuffled(case.subject, plan.method, seed=plan.seed), plan)[0]
-        problem.whitening = whitening
-    return problem.to(case.device), space
-
-
 def candidates(problem: Objective, x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Contents:
     """Candidates, the contribution ‖λ_i f(x_i)‖² / ‖T‖² of each, and the loss of all together."""
+    problem = copy.copy(problem)  # the next reconstruction begins at its own sharpness
     problem.sharpness = SHARP
     T2 = problem.target_norm_squared
     loss = float(problem.loss(x, multipliers, labels) / T2)

@@ -119,7 +119,10 @@ def bulk_variance(parameters: Mapping[str, Tensor]) -> dict[str, float]:
         short, long = sorted(matrix.shape)
         if short == 1:
             return float(matrix.square().mean())
-        return float(torch.linalg.svdvals(matrix).median().square()) / (long * _marchenko_pastur_median(short / long))
+        gram = matrix @ matrix.T if len(matrix) == short else matrix.T @ matrix  # its eigenvalues are the squares
+        return float(torch.linalg.eigvalsh(gram).median().clamp_min(0)) / (
+            long * _marchenko_pastur_median(short / long)
+        )
 
     return {name: variance(θ) for name, θ in parameters.items()}
 
