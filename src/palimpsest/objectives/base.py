@@ -316,7 +316,8 @@ class Objective(ABC):
 
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
         """e = −r, in the memory of v to save a pass over memory, and ½ ∂L/∂v = w∘e."""
-        e = {name: v[name].sub_(t) for name, t in self.target.items()}
+        e = {name: v[name] for name in self.target}
+        torch._foreach_sub_(list(e.values()), list(self.target.values()))  # in one kernel
         return e, self._weigh(e)
 
     def _pull(self, v: Parameters) -> Parameters:

@@ -11,6 +11,8 @@ and the adjoint, applied to R (that is w∘r), is ∇_x and ∇_λ of λ times t
 
 The second pass uses the δ and u of the first, so a d–m–m–1 network takes 5·kdm + 7·km² multiply-adds. Several tangent
 nodes share x and R: products that are linear in δ_1 are done once for their sum, and R_1 x once for all.
+
+All V_l and biases but V_1, and all products R_l h_{l−1} and R_lᵀδ_l, need nothing of their own pass. They run aside.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from palimpsest.execution.aside import aside
 from palimpsest.execution.fusion import fusible
 from palimpsest.objectives.smoothing import REACH, Smoothed, softplus
 
@@ -120,33 +123,57 @@ def linearise(
     L = len(layers)
     passes = [_forward_and_back(layers, θ, λ, scalar, x, β, exact_forward, linear) for θ, λ in nodes]
     first_δ = functools.reduce(torch.add, [p.δ[1] for p in passes])
-    for j, layer in enumerate(layers, start=1):
-        terms = [(first_δ, x)] if j == 1 else [(p.δ[j], p.h[j - 1]) for p in passes]
-        _sum_of_products([(δ.T, h) for δ, h in terms], out=into[layer.weight])
-        if layer.bias is not None:
-            torch.sum(terms[0][0], 0, out=into[layer.bias])
-            for δ, _ in terms[1:]:
-                into[layer.bias].add_(δ.sum(0))
+    others = aside(partial(_represent_others, layers, passes, first_δ, into))
+    torch.mm(first_δ.T, x, out=into[layers[0].weight])
+    others()
 
     def adjoint(R: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        Rh, Rᵀδ = _products(layers, passes, R)
+        first_Rᵀδ = aside(partial(torch.mm, first_δ, R[layers[0].weight]))
         ż_1 = _affine(x, layers[0], R)
-        x̄ = [(first_δ, R[layers[0].weight])]
-        λ̄ = []
-        for p in passes:
+        z̄_1, λ̄ = [], []
+        for s, p in enumerate(passes):
             ż = [ż_1, ż_1]
-            for j, layer in enumerate(layers[1:], start=2):
-                ż.append(_affine(p.h[j - 1], layer, R).addmm_(p.slope[j - 1] * ż[j - 1], p.W[j].T))
+            for j in range(2, L + 1):
+                ż.append(Rh[s, j]().addmm_(p.slope[j - 1] * ż[j - 1], p.W[j].T))
             z̄, λ̄_s = p.output.adjoint(ż[L])
             λ̄.append(λ̄_s)
             for j in range(L - 1, 0, -1):
-                h̄ = _back(p.δ[j + 1], R[layers[j].weight])
+                h̄ = Rᵀδ[s, j + 1]()
                 h̄ = h̄ if z̄ is None else h̄.addmm_(z̄, p.W[j + 1])
                 z̄ = _curved(h̄, p.slope[j], p.up[j], ż[j], β)
+            z̄_1.append(z̄)
+        x̄ = first_Rᵀδ()
+        for z̄, p in zip(z̄_1, passes, strict=True):
             if z̄ is not None:
-                x̄.append((z̄, p.W[1]))
-        return _sum_of_products(x̄), λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
+                x̄.addmm_(z̄, p.W[1])
+        return x̄, λ̄[0] if len(λ̄) == 1 else torch.stack(λ̄, 1)
 
     return adjoint
+
+
+def _represent_others(
+    layers: Sequence[Layer], passes: Sequence[_Pass], first_δ: Tensor, into: Mapping[str, Tensor]
+) -> None:
+    """Writes all of v but V_1."""
+    for j, layer in enumerate(layers, start=1):
+        δs = [first_δ] if j == 1 else [p.δ[j] for p in passes]
+        if j > 1:
+            _sum_of_products([(δ.T, p.h[j - 1]) for δ, p in zip(δs, passes, strict=True)], out=into[layer.weight])
+        if layer.bias is not None:
+            torch.sum(δs[0], 0, out=into[layer.bias])
+            for δ in δs[1:]:
+                into[layer.bias].add_(δ.sum(0))
+
+
+def _products(
+    layers: Sequence[Layer], passes: Sequence[_Pass], R: Mapping[str, Tensor]
+) -> tuple[dict[tuple[int, int], Callable[[], Tensor]], dict[tuple[int, int], Callable[[], Tensor]]]:
+    """R_l h_{l−1} and R_lᵀδ_l by pass and layer l > 1."""
+    numbered = [(s, p, j, layers[j - 1]) for s, p in enumerate(passes) for j in range(2, len(layers) + 1)]
+    Rh = {(s, j): aside(partial(_affine, p.h[j - 1], layer, R)) for s, p, j, layer in numbered}
+    Rᵀδ = {(s, j): aside(partial(_back, p.δ[j], R[layer.weight])) for s, p, j, layer in numbered}
+    return Rh, Rᵀδ
 
 
 def _forward_and_back(
@@ -162,13 +189,15 @@ def _forward_and_back(
     L, rectified = len(layers), _exactly_rectified if exact_forward and β is not None else _rectified
     W = [x, *(θ[layer.weight] for layer in layers)]  # W[0] and slope[0] are not used
     h, slope = [x], [x]
-    for j, layer in enumerate(layers, start=1):
-        z = _affine(h[-1], layer, θ)
-        if j < L:
-            h_j, slope_j = rectified(z, β)
-            h.append(h_j)
-            slope.append(slope_j)
-    output = (LinearOutput if linear and z.shape[1] == 1 else Output)(z, λ, scalar)
+    for layer in layers[:-1]:
+        h_j, slope_j = rectified(_affine(h[-1], layer, θ), β)
+        h.append(h_j)
+        slope.append(slope_j)
+    output: Output
+    if linear and len(W[L]) == 1:
+        output = LinearOutput(h[-1][:, :1], λ, scalar)  # of Φ, only the shape counts
+    else:
+        output = Output(_affine(h[-1], layers[-1], θ), λ, scalar)
     up, δ = [x] * (L + 1), [output.δ] * (L + 1)
     for j in range(L - 1, 0, -1):
         up[j] = _back(δ[j + 1], W[j + 1])

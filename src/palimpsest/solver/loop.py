@@ -2,7 +2,6 @@
 
 import math
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from palimpsest.errors import DivergenceError, InvalidInputError
 from palimpsest.execution import Execution, Executor, Tensors
+from palimpsest.execution.aside import aside
 from palimpsest.execution.fusion import Traced, fusible
 from palimpsest.execution.processes import Processes
 from palimpsest.objectives import Objective
@@ -203,6 +203,8 @@ class Solver:
         objective = self._at(now.sharpness)
         x, λ, unit = tensors["x"], tensors["multipliers"], tensors["multiplier_unit"]
         labels = () if "labels" not in tensors else (tensors["labels"],)
+        of_priors = _penalties if self.prior.closed_form else _penalties.plain
+        penalties = aside(partial(of_priors, self.prior, self.space, x, λ, unit))
         differentiated = self._derivatives if self._traceable else self._derivatives.plain
         e, *halves = differentiated(now.sharpness, x, λ, *labels)
         watched = None
@@ -211,12 +213,27 @@ class Solver:
             loss = objective.norm_squared(e) / self.T2
             penalty = penalty * (self.loss_unit / self.T2)
             watched = {"loss": loss, "penalty": penalty, "gradient": 2 * halves[0].norm()}
-        penalties = (_penalties if self.prior.closed_form else _penalties.plain)(self.prior, self.space, x, λ, unit)
-        raw, rate = self.settings.units, self.settings.optimiser.learning_rate
-        of_λ = (1.0, (raw.multiplier_rate or rate) / rate, True) if raw else (PIXEL, 1.0, self.objective.signed)
-        step = (self.settings.optimiser, self.space.unit, *of_λ, x, λ, unit)
-        _update(*step, halves, self.loss_unit, penalties, moments_of(tensors), now)
+        of_x, of_λ = zip(halves, penalties(), strict=True)
+        multipliers_moved = aside(partial(self._move, "multipliers", tensors, *of_λ, now))
+        self._move("x", tensors, *of_x, now)
+        multipliers_moved()
         return watched
+
+    def _move(self, name: str, tensors: Tensors, half: Tensor, penalty: Tensor, now: Scheduled) -> None:
+        """One step of the candidates or of the multipliers, in place, by half of ∂L and by the gradient of the priors.
+
+        Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
+        unit times as much. The unit of a multiplier stands for one pixel's typical deviation.
+        """
+        raw, optimiser, positive = self.settings.units, self.settings.optimiser, False
+        scale: float | Tensor = self.space.unit
+        if name == "multipliers":
+            scale = tensors["multiplier_unit"] / (1.0 if raw else PIXEL)
+            positive = not (raw or self.objective.signed)
+            if raw and raw.multiplier_rate:
+                now = now._replace(rate=now.rate * (raw.multiplier_rate / optimiser.learning_rate))
+        moments = moments_of(tensors)[name]
+        _update(optimiser, tensors[name], half, penalty, scale, self.loss_unit, moments, now, positive)
 
     def _differentiated(self, β: Tensor, x: Tensor, λ: Tensor, labels: Tensor | None = None) -> tuple:
         """e = v − T, ½∂L/∂x and ½∂L/∂λ."""
@@ -276,30 +293,17 @@ def _penalties(prior: Prior, space: Parametrisation, x: Tensor, λ: Tensor, unit
 @fusible
 def _update(
     optimiser: Optimiser,
-    x_unit: float,
-    per_unit: float,
-    relative_rate: float,
-    signed: bool,
-    x: Tensor,
-    λ: Tensor,
-    unit: Tensor,
-    halves: Sequence[Tensor],
+    value: Tensor,
+    half: Tensor,
+    penalty: Tensor,
+    scale: Tensor | float,
     loss_unit: Tensor,
-    penalties: tuple[Tensor, Tensor],
-    moments: dict[str, Moments],
+    moments: Moments,
     now: Scheduled,
+    positive: bool,
 ) -> None:
-    """Move candidates and multipliers down the gradients of L / loss_unit and of the priors, in place.
-
-    Steps are taken in natural units: value = unit · u, so ∂/∂u = unit · ∂/∂value, and a step of u moves value by
-    unit times as much. The unit of a multiplier stands for ``per_unit``, one pixel's typical deviation. ``halves`` are
-    half of the gradients of L.
-    """
-    for of, value, half, penalty, scale, rate in (
-        ("x", x, halves[0], penalties[0], x_unit, now.rate),
-        ("multipliers", λ, halves[1], penalties[1], unit / per_unit, now.rate * relative_rate),
-    ):
-        gradient = torch.addcmul(half * (2 * scale / loss_unit), penalty, now.prior_strength * scale)
-        optimiser.update_(value, gradient, moments[of], Pace(rate * scale, now.unbias))
-    if not signed:
-        λ.clamp_min_(0)
+    """Move a value down the gradients of L / loss_unit and of the priors, in place, with ``scale`` as its unit."""
+    gradient = torch.addcmul(half * (2 * scale / loss_unit), penalty, now.prior_strength * scale)
+    optimiser.update_(value, gradient, moments, Pace(now.rate * scale, now.unbias))
+    if positive:
+        value.clamp_min_(0)
