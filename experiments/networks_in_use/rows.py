@@ -172,7 +172,8 @@ ROWS = {
                 reading=reading)
             for name, says, reading in (
                 ("", "dense, logistic loss, Haim's first 1,000 steps", FROM_HAIM),
-                ("-checkpoints", "the same, and 7 checkpoints on the way", replace(FROM_HAIM, at=(0.5,), segments=8)),
+                ("-checkpoints", "dense, logistic loss, Haim's first 1,000 steps, and 7 checkpoints on the way",
+                 replace(FROM_HAIM, at=(0.5,), segments=8)),
             )
         ),
         Row(name="resnet-100-checkpoints", kind="resnet", says="ResNet-18, and 3 checkpoints on the way", n=100,
