@@ -12,16 +12,24 @@ CIFAR-10 (PALIMPSEST_DATA). This script does not change the numbers in the page'
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import re
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest import mock
 
+import convolutional_floor
 import torch
+from networks_in_use import reading
+from networks_in_use import training as in_use
+from networks_in_use.rows import ROWS, Row
 from torch import nn
 
 import palimpsest as pal
@@ -29,6 +37,7 @@ from palimpsest.bench import Effort, Shape, contenders, measure, ratios
 from palimpsest.bench.timing import device_name
 from palimpsest.execution import Execution, Mode
 from palimpsest.files.versions import versions
+from palimpsest.objectives import convolution
 from palimpsest.objectives.spaces import Everywhere
 from palimpsest.solver.loop import Solver
 from palimpsest.solver.priors import Box, TotalVariation
@@ -132,7 +141,7 @@ def segments() -> Rows:
 
 def _timer(solver: Solver) -> Callable[[int], float]:
     """Seconds of a step, as a function of the number of steps to time."""
-    state = solver.descend(solver.init(), 5)
+    state = solver.init()
 
     def run(steps: int) -> float:
         nonlocal state
@@ -140,12 +149,85 @@ def _timer(solver: Solver) -> Callable[[int], float]:
             seconds, state = timed(partial(solver.descend, state, steps))
         return seconds / steps
 
+    run(5)
     return run
 
 
 def _convolutional() -> nn.Module:
     layers = (nn.Conv2d(3, 32, 3, 2, 1), nn.ReLU(), nn.Conv2d(32, 32, 3, 2, 1), nn.ReLU(), nn.Flatten())
     return nn.Sequential(*layers, nn.Linear(2048, 1))
+
+
+def residual(*, small: bool = DEVICE.type == "cpu") -> Rows:
+    """One step of ResNet-18, two tangent points, and its convolutions alone: in turns, the fastest of each."""
+    row, modes = _resnet(small), _modes(small)
+    numbers, turns, steps = ((2, 3), 1, 2) if small else ((20, 100), 5, 20)
+    torch.manual_seed(0)
+    before, after = (_as_read(in_use.fresh(row)) for _ in range(2))
+    objective = pal.Path(after, [before.state_dict(), after.state_dict()], at=row.reading.at)
+    rows: Rows = {name: {} for name in (*modes, "floor")}
+    for k in numbers:
+        gc.collect()  # to free an earlier graph during a capture would break it
+        runs = {"floor": _floor(after, torch.randn(k, 3, row.side, row.side, device=DEVICE), len(objective.tangents))}
+        for mode in modes:
+            settings = Settings(candidates=k, steps=10**9, record_every=10**9, priors=(Box(), TotalVariation()))
+            solver = Solver(objective, Everywhere((3, row.side, row.side)), settings, Execution(mode=mode))
+            runs[mode] = _timer(solver)
+        times = [{name: run(steps) for name, run in runs.items()} for _ in range(turns)]
+        fastest = {name: min(seconds[name] for seconds in times) for name in runs}
+        for name, cells in rows.items():
+            cells[f"{k} candidates, ms"] = 1e3 * fastest[name]
+            cells[f"{k} candidates, relative to the floor"] = fastest[name] / fastest["floor"]
+    return rows
+
+
+def _resnet(small: bool) -> Row:
+    row = ROWS["resnet-20"]
+    # With fewer than 16 channels, channels last, a CPU's gradient of a strided 1×1 convolution writes past its memory.
+    return replace(row.small(), width=16) if small else row
+
+
+def _modes(small: bool) -> tuple[Mode, ...]:
+    return ("eager",) if small else ("graph", "compiled-graph")
+
+
+def _as_read(model: nn.Module) -> nn.Module:
+    """In the memory format in which `networks_in_use` reads ResNets."""
+    return model.to(DEVICE).eval().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+
+def _floor(network: nn.Module, images: torch.Tensor, points: int) -> Callable[[int], float]:
+    """Seconds of the products of a step, as a function of the number of steps to time."""
+    products = convolutional_floor.products(convolutional_floor.recorded(network, images), points)
+    run = convolutional_floor.runner(products, DEVICE)
+    run(5)
+    return lambda steps: timed(partial(run, steps))[0] / steps
+
+
+def same_images(*, small: bool = DEVICE.type == "cpu") -> Rows:
+    """ResNet-18 of 20 images, read in 1,000 steps from the same start: does what is faster read the same?"""
+    row, seed = _resnet(small), in_use.TUNING
+    row = row if small else replace(row, reading=replace(row.reading, steps=1000))
+    with TemporaryDirectory() as folder:
+        in_use.pretrain(row, Path(folder), DEVICE)
+        model = _as_read(in_use.before(row, seed, Path(folder)))
+    images = in_use.load(row, seed)
+    x, y = (images.train - images.mean).to(DEVICE), images.labels.to(DEVICE)
+    model, checkpoints, _ = in_use.train(model, x, y, row.training, seed)
+
+    def read(mode: Mode, *, ours: bool) -> dict[str, float]:
+        with mock.patch.object(convolution, "faster_on", return_value=ours):
+            whole = partial(reading.read, model, checkpoints, row, images, seed=seed, ends=float("inf"), mode=mode)
+            seconds, (rec, _) = timed(whole)
+        score = pal.score(rec.images.cpu(), images.train, mean=images.mean)
+        return {"mean SSIM": float(score.ssim.mean()), "seconds": seconds}
+
+    graph, compiled = _modes(small)[0], _modes(small)[-1]
+    return {
+        "torch's convolutions, graph": read(graph, ours=False),
+        "our convolutions, graph": read(graph, ours=True),
+        "our convolutions, compiled-graph": read(compiled, ours=True),
+    }
 
 
 def lanczos() -> Rows:
@@ -237,8 +319,11 @@ def _random_problem() -> pal.NTK:
 
 
 PARTS: dict[str, Callable[[], dict[str, Any]]] = {
-    part.__name__: part for part in (reconstruction, steps, segments, profile, scaling, lanczos, scoring, training)
-}
+    part.__name__: part
+    for part in (
+        reconstruction, steps, segments, profile, residual, same_images, scaling, lanczos, scoring, training,
+    )
+}  # fmt: skip
 ON_A_CPU = ("steps", "segments")
 
 
@@ -286,13 +371,15 @@ def shown(value: Any) -> str:
 
 
 def rewritten(page: str) -> str:
-    """The page with every table made again from the file of its machine."""
+    """The page with every table made again from the file of its machine. What it does not have is left as it is."""
 
     def made(match: re.Match[str]) -> str:
         file = PAGE.parent / "results" / f"performance-{match[2]}.json"
         results = json.loads(file.read_text(encoding="utf-8"))
         if match[3] == "device":
             body = device(results)
+        elif match[3] not in results:
+            return match[0]
         else:
             body = (step_table if match[3] == "steps" else table)(results[match[3]])
         return f"{match[1]}{body}\n{match[4]}"
