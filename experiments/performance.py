@@ -183,7 +183,8 @@ def residual(*, small: bool = DEVICE.type == "cpu") -> Rows:
 
 def _resnet(small: bool) -> Row:
     row = ROWS["resnet-20"]
-    return row.small() if small else row
+    # With fewer than 16 channels, channels last, a CPU's gradient of a strided 1×1 convolution writes past its memory.
+    return replace(row.small(), width=16) if small else row
 
 
 def _modes(small: bool) -> tuple[Mode, ...]:
