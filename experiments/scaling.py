@@ -44,8 +44,8 @@ MILLION = 1_000_000
 BUSY, REDUCTIONS = 0.02, 30  # seconds of computing before an all-reduce, and all-reduces in a measurement
 
 # --- the model of a GPU, for the extrapolation ---------------------------------------------------------
-# A step of ResNet-18 with 32×32 pixels and two tangent points on one H200. Several processes do not compile.
-STEPS, MODE, RUN_STEPS = DOCS / "results" / "performance-h200.json", "graph", 2500
+# ResNet-18 with 32×32 pixels and two tangent points on one H200: seconds of whole runs of 2,500 steps, by candidates.
+RUNS, RUN_STEPS = {20: 63.0, 50: 103.0, 100: 167.0}, 2500
 PARAMETERS = 11_173_962
 BUS = {8: 300e9, 64: 40e9}  # assumed bytes per second of an all-reduce, by GPUs: within one host, and between eight
 ROOM = 70e9  # bytes of a GPU for the intermediate results of a step: half of its memory
@@ -219,10 +219,9 @@ def measure(rank: int, out: Path, only: str, port: int) -> None:
 
 
 def line() -> tuple[float, float]:
-    """(a, b) of t = a + b·k seconds per step, the line through the numbers of candidates measured on one H200."""
-    measured = json.loads(STEPS.read_text(encoding="utf-8"))["residual"][MODE]
-    ms = {int(name.split()[0]): value for name, value in measured.items() if name.endswith("candidates, ms")}
-    b, a = statistics.linear_regression(list(ms), [value / 1e3 for value in ms.values()])[:2]
+    """(a, b) of t = a + b·k seconds per step, the least-squares line through the runs on one H200."""
+    ks, ts = list(RUNS), [seconds / RUN_STEPS for seconds in RUNS.values()]
+    b, a = statistics.linear_regression(ks, ts)[:2]
     return a, b
 
 
@@ -334,7 +333,7 @@ def main() -> int:
         torch.multiprocessing.spawn(measure, (options.out, options.only, port), nprocs=2)
         found = json.loads(options.out.read_text(encoding="utf-8")) | {"bytes of a ResNet-18 candidate": resnet_bytes()}
         found["model"] = {
-            "line of a step on one H200": line(),
+            "seconds on one H200 by candidates": RUNS,
             "steps": RUN_STEPS,
             "assumed bytes per second": BUS,
         }
