@@ -24,7 +24,7 @@ from palimpsest.errors import DivergenceError
 from palimpsest.files.storage import load_tensors, save_tensors
 from palimpsest.solver.reconstruction import Reconstruction
 from published import claim, explained, readers
-from published.recipes import SETTINGS, KKTRun, LooRun, Precision, Setting
+from published.recipes import PUBLISHED, SETTINGS, KKTRun, LooRun, Precision, Setting
 from published.training import TUNING, Trained, device, load, train, trained, write_json
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -266,6 +266,8 @@ def _rows(results: Path) -> Iterator[list[object]]:
     for setting in SETTINGS:
         for file in sorted((results / f"published-{setting.name}").glob("*-k*-seed*.json")):
             part = json.loads(file.read_bytes())
+            if part["column"] == "claim":
+                continue
             peer, held_out = part["peer"], sorted(part["peer"]["held-out l2"])[: peers.BEST]
             row = [setting.name, part["column"], part["variant"], part["seed"], part["training"]["precision"]]
             row += [f"{_mean(part['ssim']):.3f}", _above(part["ssim"]), _above(part["held-out ssim"])]
@@ -280,7 +282,8 @@ def _rows(results: Path) -> Iterator[list[object]]:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Train and read the published settings.")
     names = [setting.name for setting in SETTINGS]
-    parser.add_argument("--setting", nargs="+", choices=names, default=names)
+    parser.add_argument("--setting", nargs="+", choices=names, default=[setting.name for setting in PUBLISHED],
+                        help="all published ones if none is given")  # fmt: skip
     parser.add_argument("--seed", nargs="+", type=int, default=[1], help=f"{TUNING} is for tuning")
     parser.add_argument("--column", nargs="+", default=[], help="haim, buzaglo, loo, ours, with-initial,"
                         " with-checkpoints, with-early-checkpoints, claim, or training, which reads nothing; all but"
@@ -296,15 +299,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--scratch", type=Path, default=SCRATCH, help="folder for networks and candidates")
     parser.add_argument("--small", action="store_true", help="a version for a test, which needs no files")
     parser.add_argument("--agreement", action="store_true", help="compare trainings of different precision, and end")
-    parser.add_argument("--table", action="store_true", help="print the results as a table, and end")
-    parser.add_argument("--page", action="store_true", help="write the table into its page of the docs, and end")
+    parser.add_argument("--table", action="store_true", help="print the results as tables, and end")
+    parser.add_argument("--page", action="store_true", help="write the tables into their page of the docs, and end")
     parser.add_argument("--explained", action="store_true", help="how much of each trained network its own images"
                         " explain, and end")  # fmt: skip
     parser.add_argument("--claims", action="store_true", help="sum up the paper's claim from its parts, and end")
     options = parser.parse_args(arguments)
     results = options.results or (SCRATCH / "small" if options.small else RESULTS)
     if options.table or options.page:
-        tables.write(PAGE, table(results)) if options.page else print(table(results), end="")
+        for name, each in (("", table(results)), ("claim", claim.table(results))):
+            tables.write(PAGE, each, name) if options.page else print(each)
         return 0
     if options.agreement or options.claims:
         (agreement if options.agreement else claim.summed_up)(results)

@@ -61,7 +61,7 @@ class Sharpening:
     """β = min(offset + 10^(step / decade), most), the schedule of Loo et al. (2024).
 
     Args:
-        steps: the steps of a phase, over which β grows.
+        steps: the steps of the run, over which β grows.
         offset: β at the start is 1 more than this.
         decade: the steps in which the power of ten grows tenfold.
         most: the largest β.
@@ -82,7 +82,7 @@ class Sharpening:
             raise InvalidInputError("sharpening needs steps, decade and most above 0, and an offset of at least 0")
 
     def __call__(self, t: float) -> float:
-        """β when the share t of a phase has passed."""
+        """β when the share t of the run has passed."""
         return min(self.offset + 10 ** (t * self.steps / self.decade), self.most)
 
 

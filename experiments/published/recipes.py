@@ -6,7 +6,7 @@ be what was run, the setting's `differs` says what is used in its place.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from palimpsest.training import LossName
@@ -87,7 +87,7 @@ class Setting:
         return self.per_class * self.classes
 
 
-SETTINGS = (
+PUBLISHED = (
     Setting(
         name="haim-cifar10",
         column="haim",
@@ -215,6 +215,35 @@ SETTINGS = (
         for n in (100, 200)
     ),
 )
+
+# The networks of the paper that we implement, where no author above has them: d–1000–1000–1 with 100 images, read by
+# Loo's method, and ten classes with 100 images. They serve for its claim alone.
+NAMED = {each.name: each for each in PUBLISHED}
+PAPERS = (
+    *(
+        replace(
+            NAMED["loo-cifar10-100"],
+            name=f"paper-ntk-{data}",
+            data=data,
+            hidden=(1000, 1000),
+            differs="the paper does not state its training for this method; it is that of Loo et al.",
+        )
+        for data in ("cifar10", "mnist")
+    ),
+    *(
+        replace(
+            NAMED["buzaglo-cifar10"],
+            name=f"paper-classes-{data}",
+            data=data,
+            per_class=10,
+            candidates=200,
+            half=data == "cifar10",
+            differs="the paper does not state its numbers; they are those of 500 images of CIFAR-10",
+        )
+        for data in ("cifar10", "mnist")
+    ),
+)
+SETTINGS = (*PUBLISHED, *PAPERS)
 
 
 def setting(name: str) -> Setting:

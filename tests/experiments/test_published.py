@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from published import claim, descent, explained, readers, training
 from published.command import main, small
+from published.raw import Sharpening
 from published.recipes import SETTINGS, KKTRun, setting
 from scipy.optimize import nnls
 
@@ -265,13 +266,30 @@ def test_columns_with_checkpoints_name_the_steps_that_they_know(tmp_path, monkey
         torch.testing.assert_close(network.checkpoints[10][name].float(), t)
 
 
-def test_the_claim_is_summed_up_from_its_parts(tmp_path):
-    command = ["--small", "--setting", "haim-cifar10", "--results", str(tmp_path), "--scratch", str(tmp_path / "s")]
+@pytest.mark.parametrize("name", ["haim-cifar10", "paper-ntk-mnist"])
+def test_the_claim_is_summed_up_from_its_parts(tmp_path, name):
+    command = ["--small", "--setting", name, "--results", str(tmp_path), "--scratch", str(tmp_path / "s")]
     assert main([*command, "--column", "claim"]) == 0
     assert main(["--claims", "--results", str(tmp_path)]) == 0
-    rows = json.loads((tmp_path / "published-haim-cifar10" / "claim.json").read_text())["rows"]
+    rows = json.loads((tmp_path / f"published-{name}" / "claim.json").read_text())["rows"]
     assert [row["variant"] for row in rows] == list(claim.VARIANTS[1:])
     assert all(0 <= row["ours ssim"] <= 8 for row in rows)
+    table = claim.table(tmp_path).splitlines()
+    assert len(table) == 2 + len(rows)
+    assert str(rows[1]["peer l2"]) in table[3]
+
+
+def test_splits_do_not_restart_the_schedule_of_loos_sharpness(tmp_path):
+    tiny = small(setting("paper-ntk-mnist"))
+    network = training.trained(tiny, 1, "float32", tmp_path, tmp_path)
+    rec = readers.published(
+        tiny, claim.better_run(tiny), network, training.load(tiny, 1), precision="float32", seed=1, record_every=1,
+        splitting=pal.Splitting(rounds=2, direction="duplicate"),
+    )  # fmt: skip
+    βs = [entry["sharpness"] for entry in rec.history if "sharpness" in entry]
+    assert len(rec.images) > tiny.candidates
+    assert βs == sorted(βs)
+    assert βs[-1] == Sharpening(steps=tiny.steps)((tiny.steps - 1) / tiny.steps)
 
 
 def test_the_peers_ssim():

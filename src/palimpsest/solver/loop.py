@@ -151,13 +151,13 @@ class Solver:
     def done(self, state: State) -> bool:
         return state.outcome is not None
 
-    def first(self) -> Objective:
-        """The objective at the sharpness with which a phase begins, in the candidates' coordinates."""
-        return self._at(self.schedule.sharpness(0.0))
+    def first(self, step: int = 0) -> Objective:
+        """The objective at the sharpness with which a phase begins at a step, in the candidates' coordinates."""
+        return self._at(self.schedule.sharpness(0.0, step))
 
-    def final(self) -> Objective:
-        """The objective at the sharpness with which a phase ends, in the candidates' coordinates."""
-        return self._at(self.schedule.sharpness(1.0))
+    def final(self, step: int | None = None) -> Objective:
+        """The objective at the sharpness with which a phase ends, the last one if no step is given."""
+        return self._at(self.schedule.sharpness(1.0, self.settings.steps if step is None else step))
 
     def _at(self, β: float | Tensor | None) -> Objective:
         """The objective at sharpness β, unless it keeps its own."""
@@ -262,7 +262,7 @@ class Solver:
             "objective": loss + penalty,
             "gradient": math.sqrt(square) / float(self.T2),
             "rate": self.schedule.rate(t) * self.settings.optimiser.learning_rate,
-            "sharpness": self.schedule.sharpness(t),
+            "sharpness": self.schedule.sharpness(t, state.step),
             "candidates": len(state.ids),
         }
 

@@ -240,8 +240,8 @@ def reconstruct(
         schedule: ``"cosine"`` lets the learning rate fall to zero in each phase and restarts it after a split.
             ``"constant"`` keeps it, as the published methods do.
         sharpness: β of the smoothed ReLUs at the start and at the end of each phase. It changes geometrically. None
-            keeps the sharpness of the objective. A function of the share of the phase that has passed gives
-            any other schedule.
+            keeps the sharpness of the objective. A function gives β for each share of all steps, from 0 to 1, and
+            splits do not restart it.
         prior_strength: factors on the priors at the start and at the end of each phase. They change geometrically.
             Strong priors find the images, and weak priors leave them sharp.
         gradient_tolerance: a phase ends when ‖∇_x L‖ / ‖T‖² is at most this. Priors pull against this gradient, so

@@ -23,7 +23,7 @@ def next_round(solver: Solver, state: State, ended: Ending) -> State:
     solver.prepare(state)
     state, account = _merge(solver, state)
     if state.round >= rounds or "images" in account:  # no more splitting: the last phase follows or has just ended
-        L = float(solver.final().loss(*state.point) / solver.T2)
+        L = float(solver.final(state.step).loss(*state.point) / solver.T2)
         event = {"split": 0, "eta": 0.0, "before": L - account["merging"], "after": L, "eigenvalues": []}
         outcome, following = ended if state.round >= rounds else None, rounds
     else:
@@ -40,7 +40,7 @@ def _merge(solver: Solver, state: State) -> tuple[State, dict[str, Any]]:
     policy = solver.settings.merging
     if policy is None:
         return state, {}
-    objective, count = solver.final(), {}
+    objective, count = solver.final(state.step), {}
     merged = merging.merge(objective, *state.point, policy)
     if policy.counting:
         count = {"among": len(merged.x)}
@@ -57,7 +57,8 @@ def _split(solver: Solver, state: State, policy: splitting.Splitting) -> tuple[S
     """The state after a split, and an account, relative to ‖T‖²."""
     generator = torch.Generator()
     generator.set_state(state.generator)
-    objective, unit = solver.first(), solver.unit(state)  # as smooth as the phase to come: curvature is felt from afar
+    # As smooth as the phase to come: curvature is felt from afar.
+    objective, unit = solver.first(state.step), solver.unit(state)
 
     def full(x: Tensor, multipliers: Tensor, labels: Tensor | None) -> Tensor:
         images, λ = solver.space.images(x), multipliers / unit

@@ -99,16 +99,16 @@ class Schedule:
         """½(1 + cos πt): the learning rate falls over each phase and restarts after every split; or 1 throughout."""
         return 1.0 if self.settings.schedule == "constant" else 0.5 * (1 + math.cos(math.pi * t))
 
-    def sharpness(self, t: float) -> float | Tensor | None:
-        """β_0 (β_1/β_0)^t, or by a schedule of its own."""
+    def sharpness(self, t: float, step: int) -> float | Tensor | None:
+        """β_0 (β_1/β_0)^t, or by a schedule of its own, which a new phase does not restart."""
         given = self.settings.sharpness
         if callable(given):
-            return given(t)
+            return given(step / self.settings.steps)
         return self.own_sharpness if given is None else _geometric(*given, t)
 
     def at(self, state: State, step: int) -> Scheduled:
         t = self.elapsed(state, step)
-        β, strength = self.sharpness(t), _geometric(*self.settings.prior_strength, t)
+        β, strength = self.sharpness(t, step), _geometric(*self.settings.prior_strength, t)
         pace = self.settings.optimiser.pace(step + 1, self.rate(t))
         return Scheduled(0.0 if β is None else float(β), strength, *pace)
 
