@@ -129,22 +129,16 @@ class Search:
     """The settings of our attacks.
 
     Activations of an untrained network are near 0.03. Smoothed ReLUs would hide them, so ReLUs stay. L falls by a
-    factor of fifty, and the strength of the priors falls with it. Of several starts, the one with the least L counts.
+    factor of fifty, and the strength of the priors falls with it. One image of the tuning seed chose them, at width 64.
     """
 
     steps: int = 600
     variation: float = 0.3  # weight of the total variation
     last_strength: float = 0.002  # of the priors
     rate: float = 0.05
-    starts: int = 1
 
 
-# By the number of images, chosen on the tuning seed at width 64. A batch has the settings of the next smaller one here.
-SEARCHES = {1: Search(), 4: Search(), 8: Search(), 16: Search()}
-
-
-def search_for(batch: int) -> Search:
-    return SEARCHES[max(size for size in SEARCHES if size <= batch)]
+SEARCH = Search()
 
 
 class Given(Classes):
@@ -183,21 +177,12 @@ def with_labels(model: nn.Module, g: Mapping[str, Tensor], batch: int, weights: 
 
 
 def searched(objective: pal.Gradient, run: Run) -> Tensor:
-    search = search_for(run.batch)
-    starts = [started(objective, run, search, number) for number in range(search.starts)]
-    return min(starts, key=lambda found: found.loss).images
-
-
-def started(
-    objective: pal.Gradient, run: Run, search: Search, number: int, callbacks: Sequence[pal.Callback] = ()
-) -> pal.Reconstruction:
-    """The search from one start. No two starts of the seeds here have the same random candidates."""
     return pal.reconstruct(
         objective, image_shape=(3, 32, 32), candidates=run.batch, steps=run.steps, sharpness=None,
-        priors=(pal.priors.Box.around(MEAN.expand(3, 32, 32)), pal.priors.TotalVariation(weight=search.variation)),
-        prior_strength=(1.0, search.last_strength), optimiser=pal.optimisers.Adam(learning_rate=search.rate),
-        seed=run.seed + 1000 * number, progress=False, callbacks=callbacks, execution=Execution(tf32=run.tf32),
-    )  # fmt: skip
+        priors=(pal.priors.Box.around(MEAN.expand(3, 32, 32)), pal.priors.TotalVariation(weight=SEARCH.variation)),
+        prior_strength=(1.0, SEARCH.last_strength), optimiser=pal.optimisers.Adam(learning_rate=SEARCH.rate),
+        seed=run.seed, progress=False, execution=Execution(tf32=run.tf32),
+    ).images  # fmt: skip
 
 
 def as_published(model: nn.Module, g: Mapping[str, Tensor], run: Run, *, smoothness: float = 0.2) -> Tensor:
@@ -264,9 +249,9 @@ ATTACKS: dict[str, tuple[str, Attack]] = {
 OURS = ("multipliers", "labels", "auto", "equal")
 
 
-def steps_of(attack: str, batch: int) -> int:
-    """The usual number of steps, of each start."""
-    return search_for(batch).steps if attack in OURS else PUBLISHED_STEPS
+def steps_of(attack: str) -> int:
+    """The usual number of steps."""
+    return SEARCH.steps if attack in OURS else PUBLISHED_STEPS
 
 
 # --- parts and their scores -----------------------------------------------------------------------
@@ -325,7 +310,7 @@ class Part:
         result: dict[str, Any] = {"attack": self.attack, "batch": self.batch, "width": self.width, "seed": self.seed}
         result |= made_by(command) | {"steps": self.steps, "seconds": seconds, "labels right": right}
         result |= {"device": torch.cuda.get_device_name() if self.device.type == "cuda" else "CPU"}
-        search = asdict(replace(search_for(self.batch), steps=self.steps))
+        search = asdict(replace(SEARCH, steps=self.steps))
         result |= {"tf32": self.tf32} | ({"search": search} if self.attack in OURS else {})
         result |= {"psnr": psnr(found + MEAN, images), "held-out psnr": psnr(found + MEAN, held_out)}
         result |= {"ssim": [round(v, 4) for v in score.ssim.tolist()]}
@@ -448,7 +433,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def chosen(options: argparse.Namespace) -> list[Part]:
     def steps(attack: str, batch: int) -> int:
-        return options.steps or (3 if options.small else steps_of(attack, batch))
+        return options.steps or (3 if options.small else steps_of(attack))
 
     return [
         Part(attack=attack, batch=batch, width=options.width, seed=seed, steps=steps(attack, batch),

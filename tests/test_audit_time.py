@@ -246,5 +246,5 @@ def test_the_first_steps_of_a_slow_network_serve_as_its_speed(monkeypatch):
 def test_the_cost_of_a_plan_counts_everything():
     made = plan.Plan("ntk", "everywhere", (0.15, 0.85), 80, 100, 3, 0.1, 40, 50, 0)
     budget = plan.Budget(0.0, rate=10.0, training_rate=5.0, preparation=2.0, floor=30.0)
-    assert budget.cost(made, controls=True) == 50 / 5 + 3 * 2 + (7 * 100 + 30) * 2 / 10
-    assert budget.cost(made, controls=False) == 2 * 2 + (5 * 100 + 30) * 2 / 10
+    assert budget.cost(made, controls=True) == 50 / 5 + 4 * 2 + (7 * 100 + 30) * 2 / 10
+    assert budget.cost(made, controls=False) == 3 * 2 + (5 * 100 + 30) * 2 / 10

@@ -187,7 +187,7 @@ def test_a_control_is_searched_in_its_span_only_if_the_subject_is(rounded, train
     ours = subject(mlp, states[-1], checkpoints=states, image_shape=SHAPE)
     case = Case(tmp_path, "", ours, Options(samples=4), None, torch.device("cpu"), Clock(math.inf))
     plan = planned(ours, "path", samples=4)
-    problems = reading.Problems(case, plan)
+    problems = reading.PosedByRole(case, plan)
     for role in ("subject", "negative", "positive"):
         problem, space = problems.of(role)
         assert (space is None, problem.whitening == 0) == (rounded, rounded)

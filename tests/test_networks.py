@@ -164,6 +164,8 @@ def test_mixing_and_randomness_are_refused():
     x, λ, y = torch.randn(2, 4), torch.ones(2), torch.tensor([1, -1])
     with pytest.raises(UnsupportedNetworkError, match="mixes"):
         pal.KKT(network(lambda z: z - z.mean(0))).loss(x, λ, y)
+    with pytest.raises(UnsupportedNetworkError, match="mixes"):
+        pal.KKT(network(lambda z: F.batch_norm(z, 0 * z[0], 0 * z[0] + 1, training=True))).loss(x, λ, y)
     with pytest.raises(UnsupportedNetworkError):
         pal.KKT(network(lambda z: F.dropout(z, 0.5, training=True))).loss(x, λ, y)
 

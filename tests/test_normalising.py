@@ -18,6 +18,8 @@ CALLS = {
     "instance norm": lambda x: F.instance_norm(x, weight=W, bias=B),
     "batch norm, fixed statistics": lambda x: F.batch_norm(x, *FIXED, W, B),
     "batch norm, not affine": lambda x: F.batch_norm(x, *FIXED),
+    "batch norm by the batch": lambda x: F.batch_norm(x, *FIXED, W, B, training=True),
+    "batch norm of weights": lambda x: F.batch_norm(x.reshape(1, 8, 5), None, None, training=True).view_as(x),
     "convolution": lambda x: F.conv1d(x, KERNEL, B[:2], stride=2, padding=1),
     "convolution, dilated": lambda x: F.conv1d(x, weight=KERNEL, dilation=2),
     "convolution, in groups": lambda x: torch.conv1d(x, KERNEL[:, :2], padding=[2], groups=2),

@@ -15,7 +15,7 @@ from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.controls import shuffled
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import preflight
-from palimpsest.auditing.reading import Problems, read_once
+from palimpsest.auditing.reading import PosedByRole, read_once
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.datasets import DataSet
@@ -38,7 +38,7 @@ def read(network: Network, folder: Path) -> list[dict[str, Any]]:
         place = folder / attacker.name
         place.mkdir(parents=True, exist_ok=True)
         case = Case(place, network.name, examined, options, None, torch.device("cpu"), Clock(math.inf))
-        problems = Problems(case, chosen)
+        problems = PosedByRole(case, chosen)
         runs = [read_once(case, chosen, "subject", number, problems) for number in range(chosen.restarts)]
         row: dict[str, Any] = {
             "rung": attacker.name,

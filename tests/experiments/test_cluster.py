@@ -26,7 +26,7 @@ from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import timed_plan, untimed_plan
 from palimpsest.auditing.preflight import preflight
-from palimpsest.auditing.reading import Problems, read_all
+from palimpsest.auditing.reading import PosedByRole, read_all
 from palimpsest.cli import shared
 from palimpsest.cli.main import main
 from palimpsest.cli.several import audit_several
@@ -186,7 +186,7 @@ def test_a_part_without_time_leaves_its_state_which_the_audit_shows(case):
         "subject-0.checkpoint",
         "subject-1.checkpoint",
     ]
-    runs, finished = read_all(case, plan, Problems(case, plan))
+    runs, finished = read_all(case, plan, PosedByRole(case, plan))
     assert not finished
     assert [len(runs[role]) for role in ("subject", "negative")] == [2, 0]
 

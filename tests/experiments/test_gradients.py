@@ -130,6 +130,6 @@ def test_processes_run_parts_of_a_gradient(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_settings_of_a_batch_are_those_of_the_next_smaller_size():
-    assert gradient_inversion.search_for(5) == gradient_inversion.SEARCHES[4]
-    assert gradient_inversion.steps_of("tuned", 4) == gradient_inversion.PUBLISHED_STEPS
+def test_the_published_attack_takes_the_published_steps():
+    assert gradient_inversion.steps_of("tuned") == gradient_inversion.PUBLISHED_STEPS
+    assert gradient_inversion.steps_of("labels") == gradient_inversion.SEARCH.steps

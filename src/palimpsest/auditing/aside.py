@@ -17,7 +17,7 @@ from typing import NamedTuple
 from palimpsest.auditing.case import Case, OutOfTimeError
 from palimpsest.auditing.controls import CONTROL, positive_control
 from palimpsest.auditing.plan import NEEDED_RUNS, Plan
-from palimpsest.auditing.reading import CHECKPOINT, UNTRAINABLE, Problems, file_of, read_once
+from palimpsest.auditing.reading import CHECKPOINT, UNTRAINABLE, PosedByRole, file_of, read_once
 from palimpsest.errors import NoAnswerError
 from palimpsest.execution.workers import completed
 from palimpsest.files.storage import write_atomically
@@ -60,7 +60,7 @@ def _readings(plan: Plan, runs: Iterable[tuple[str, int]]) -> dict[str, Stage]:
 
 def _reconstruct(case: Case, plan: Plan, role: str, number: int) -> None:
     with suppress(*UNTRAINABLE) if role == "positive" else nullcontext():  # as in `_train`
-        read_once(case, plan, role, number, Problems(case, plan))
+        read_once(case, plan, role, number, PosedByRole(case, plan))
 
 
 def _train(case: Case, plan: Plan) -> None:

@@ -11,7 +11,7 @@ from palimpsest.auditing.ladder import Attacker, was_live
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import kind, rank
-from palimpsest.auditing.reading import AuditEffort, Problems, read_all
+from palimpsest.auditing.reading import AuditEffort, PosedByRole, read_all
 from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
@@ -41,7 +41,7 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     """Read the weights with this attacker's knowledge, as planned."""
     plan = _plan(case, attacker, found)
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
-    problems = Problems(case, plan)
+    problems = PosedByRole(case, plan)
     tested = _floor(case, problems)
     read_aside(case, plan, plan.runs(controls=case.options.controls))
     live = was_live(found, case.options) and not plan.live
@@ -109,7 +109,7 @@ def _new_plan(case: Case, attacker: Attacker, found: Preflight) -> Plan:
     raise TooShortError(min(costs))  # not even the fewest steps fit
 
 
-def _floor(case: Case, problems: Problems) -> Floor | None:
+def _floor(case: Case, problems: PosedByRole) -> Floor | None:
     if (truth := case.truth) is None:
         return None
 

@@ -14,7 +14,7 @@ from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.attack import Attempt, judged
 from palimpsest.auditing.case import Clock, OutOfTimeError
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
-from palimpsest.auditing.reading import CHECKPOINT, Problems, file_of, read_once
+from palimpsest.auditing.reading import CHECKPOINT, PosedByRole, file_of, read_once
 from palimpsest.auditing.stages import cached_json
 from palimpsest.files.schema import Positive
 from palimpsest.files.storage import packed_json, write_atomically
@@ -43,6 +43,9 @@ def read_further(attempts: Sequence[Attempt], *, complete: bool) -> None:
         return  # a continued audit finishes the plans first
     while choice := _next(rungs):
         rung, steps = choice
+        for other in rungs:
+            if other is not rung:
+                other.problems.release()
         rung.add(steps)
     if not complete:
         return
@@ -75,7 +78,7 @@ class _Rung:
 
     def __init__(self, tried: Attempt) -> None:
         self.tried, self.planned, self.further = tried, tried.plan, Further()
-        self.problems = Problems(tried.case, tried.plan)
+        self.problems = PosedByRole(tried.case, tried.plan)
         self.name, self.path = tried.attacker.name, tried.case.folder / "restarts.json"
         if self.path.exists():
             self.further = cached_json(self.path, tried.case.owner, Further, Further)

@@ -77,7 +77,8 @@ class Budget:
         """The seconds that a plan takes at this speed."""
         every, nodes = plan.runs(controls=controls), max(1, len(plan.at))
         training = plan.control_steps / self.training_rate if controls else 0.0
-        posing = len({role for role, _ in every}) * self.preparation
+        again = plan.restarts > NEEDED_RUNS  # the subject comes once more, after the controls
+        posing = (len({role for role, _ in every}) + again) * self.preparation
         return training + posing + (len(every) * plan.steps + self.floor) * nodes / self.rate
 
 

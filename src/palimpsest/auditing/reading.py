@@ -79,7 +79,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
     )
 
 
-class Problems:
+class PosedByRole:
     """The planned objective on the weights of each role, and its space. The negative control has that of the subject.
 
     Posing takes as long as many steps, and a role is read several times in a row. So the last problem is kept.
@@ -90,9 +90,13 @@ class Problems:
         self._kept: dict[str, tuple[Objective, Subspace | None]] = {}
         self._of_subject: tuple[float, Subspace | None] | None = None  # its whitening and its space
 
+    def release(self) -> None:
+        """Free the memory of the last problem: a device may not have it for two."""
+        self._kept.clear()
+
     def of(self, role: str) -> tuple[Objective, Subspace | None]:
         if role not in self._kept:
-            self._kept.clear()  # a device may not have memory for two
+            self.release()
             problem, space = self._posed(role)
             self._kept[role] = problem.to(self.case.device), space
         return self._kept[role]
@@ -113,7 +117,7 @@ class Problems:
         return problem, space
 
 
-def read_all(case: Case, plan: Plan, problems: Problems) -> tuple[dict[str, list[Run]], bool]:
+def read_all(case: Case, plan: Plan, problems: PosedByRole) -> tuple[dict[str, list[Run]], bool]:
     """The reconstructions of each role, and whether there was time for all. A repeated audit does the rest."""
     runs: dict[str, list[Run]] = {"subject": [], "negative": [], "positive": []}
     finished, trainable = True, True
@@ -146,7 +150,7 @@ def file_of(role: str, number: int) -> Path:
     return Path("runs") / f"{role}-{number}.safetensors"
 
 
-def read_once(case: Case, plan: Plan, role: str, number: int, problems: Problems) -> Run:
+def read_once(case: Case, plan: Plan, role: str, number: int, problems: PosedByRole) -> Run:
     """One reconstruction. It does not have any candidates if the numbers diverged."""
     path = case.folder / file_of(role, number)
     checkpoint = path.with_suffix(CHECKPOINT)
@@ -181,7 +185,7 @@ def read_once(case: Case, plan: Plan, role: str, number: int, problems: Problems
     return run
 
 
-def _unfinished_run(case: Case, problems: Problems, state: State) -> Run:
+def _unfinished_run(case: Case, problems: PosedByRole, state: State) -> Run:
     """The reconstruction of the subject that the clock stopped, as far as it came."""
     problem, space = problems.of("subject")
     x, shape = state.x, case.subject.image_shape

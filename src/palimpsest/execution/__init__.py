@@ -122,7 +122,7 @@ class Executor:
                 continue
             captured = self._graph.captures > captures
             if captured and "compiled" in self.mode:
-                kernels.remember(kernels.signature(self._problem, tensors))
+                kernels.remember(kernels.signature(self._problem, tensors), time.perf_counter() - began)
             if self._may_compile:
                 self._time(tensors, 0 if captured else len(plan), began, left)
             return found

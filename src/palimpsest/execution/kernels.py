@@ -1,7 +1,8 @@
 """Compiled kernels: whether compiling pays in a run, and which kernels are there already.
 
 Compiling costs seconds once, and then saves a share of every step. A process remembers the problems that it compiled
-for. Torch keeps kernels on disk too, where TORCHINDUCTOR_CACHE_DIR says; a marker there names each problem.
+for. A further run of one traces its network again, and finds the kernels. Torch keeps kernels on disk too, where
+TORCHINDUCTOR_CACHE_DIR says; a marker there names each problem.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ if TYPE_CHECKING:
 
 # docs/results/performance-h200.json: of a step as a graph, fusing saves 34 to 38 % on four shapes.
 GAIN = 0.34
-# Seconds. COMPILING is the first run of that file minus the second, 27.2 − 5.3. RECORDING is a new graph after a split.
-# LOADING kernels from disk into a new process took 3.4 to 3.7 s of a CPU core; on a GPU it was not measured.
-COMPILING, LOADING, RECORDING = 22.0, 4.0, 0.1
+# Seconds. COMPILING is the first run of that file minus the second, 27.2 − 5.3. LOADING kernels from disk into a new
+# process took 3.4 to 3.7 s of a CPU core; on a GPU it was not measured.
+COMPILING, LOADING = 22.0, 4.0
+# The share of the first time that compiling takes again: 0.01 to 0.02 for small networks on a CPU, 0.3 for the tracing
+# of ResNet-18. From the second time on, the time itself is known.
+AGAIN = 0.1
 FOLDER, DISK = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE"
 
-_compiled: set[str] = set()  # the problems of this process
+_compiled: dict[str, float] = {}  # the problems of this process, and the seconds that each will take again
 
 
 def pays(left: int, step: float, cost: float) -> bool:
     """Whether fused kernels save more seconds of the steps that are left than they cost; a plain step takes ``step``.
 
-    >>> pays(20_000, 0.382e-3, COMPILING), pays(20_000, 0.382e-3, RECORDING), pays(200_000, 0.382e-3, COMPILING)
+    >>> pays(20_000, 0.382e-3, COMPILING), pays(20_000, 0.382e-3, 1.0), pays(200_000, 0.382e-3, COMPILING)
     (False, True, True)
     """
     return left * GAIN * step > cost
@@ -51,7 +55,7 @@ def signature(problem: str, tensors: Tensors) -> str:
 def cost(name: str) -> float:
     """Seconds until the kernels of this signature are ready."""
     if name in _compiled:
-        return RECORDING
+        return _compiled[name]
     marker = _marker(name)
     with suppress(OSError):
         if marker is not None and marker.exists():
@@ -59,9 +63,9 @@ def cost(name: str) -> float:
     return COMPILING
 
 
-def remember(name: str) -> None:
-    """The kernels of this signature are compiled. A folder that cannot be written is left alone."""
-    _compiled.add(name)
+def remember(name: str, seconds: float) -> None:
+    """The kernels of this signature are ready, after this time. A folder that cannot be written is left alone."""
+    _compiled[name] = seconds if name in _compiled else AGAIN * seconds
     if (marker := _marker(name)) is not None:
         with suppress(OSError):
             marker.parent.mkdir(parents=True, exist_ok=True)
@@ -70,7 +74,7 @@ def remember(name: str) -> None:
 
 def forget(name: str) -> None:
     """The kernels of this signature do not work, so nobody should count on them."""
-    _compiled.discard(name)
+    _compiled.pop(name, None)
     if (marker := _marker(name)) is not None:
         with suppress(OSError):
             marker.unlink(missing_ok=True)

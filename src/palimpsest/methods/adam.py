@@ -96,12 +96,12 @@ class AdamPath(Path):
         return total([self.norm_squared({name: t[:, s] for name, t in stages.items()}) for s in range(count)])
 
     def _residual(self, v: Parameters) -> Parameters:
-        return {name: -e for name, e in self._error(v)[0].items()}
+        return {name: -e for name, e in self._error(_times(v, self._beyond_rounding(v)))[0].items()}
 
     def _error_and_pull(self, v: Parameters) -> tuple[Parameters, Parameters]:
         """e, and ½ ∂L/∂v. L is stationary in a_j, so that ½ ∂L/∂h_j = a_j w∘e_j / (m ‖T_j‖²)."""
         kept = self._beyond_rounding(v)
-        e, a, runs = self._error(v)
+        e, a, runs = self._error(_times(v, kept))
         stages, pull = len(self.tangents) // len(a), {}
         for name, of in runs.items():
             b = [
@@ -114,7 +114,7 @@ class AdamPath(Path):
     def _error(self, v: Parameters) -> tuple[Parameters, Tensor, dict[str, list[tuple[Tensor, Adjoint]]]]:
         """e_j = a_j h_j − T_j, the best a_j, and h_s with its adjoint for the stages that share their means."""
         runs = {name: [adam_changes(part, self.softness) for part in t.split(self.memories)]
-                for name, t in _times(v, self._beyond_rounding(v)).items()}  # fmt: skip
+                for name, t in v.items()}  # fmt: skip
         h = {name: torch.cat([h_s for h_s, _ in of]).unflatten(0, (*self.segments.shape, -1)).sum(1)
              for name, of in runs.items()}  # fmt: skip
         a = self._factors(h)

@@ -484,6 +484,12 @@ class Objective(ABC):
         settings = {name: value for name, value in public.items() if name not in ("sharpness", "chunk")}
         return [*kind, settings, self._network.state_dict()]
 
+    def operations(self) -> list[object]:
+        """What the operations of its derivatives depend on, besides candidates and the numbers in tensors."""
+        flags = (self.signed, self.exact_forward, self.live, self.whitening, self.sharpness, type(self.weights))
+        shapes = {name: tuple(t.shape) for name, t in self.target.items()}
+        return [type(self), *flags, shapes, str(self._network.module)]
+
 
 def _copied(values: Mapping[str, Tensor]) -> Parameters:
     return {name: t.detach().clone() for name, t in values.items()}

@@ -156,14 +156,14 @@ def _represent_others(
     layers: Sequence[Layer], passes: Sequence[_Pass], first_δ: Tensor, into: Mapping[str, Tensor]
 ) -> None:
     """Writes all of v but V_1."""
-    for j, layer in enumerate(layers, start=1):
-        δs = [first_δ] if j == 1 else [p.δ[j] for p in passes]
-        if j > 1:
-            _sum_of_products([(δ.T, p.h[j - 1]) for δ, p in zip(δs, passes, strict=True)], out=into[layer.weight])
+    if layers[0].bias is not None:
+        torch.sum(first_δ, 0, out=into[layers[0].bias])
+    for j, layer in enumerate(layers[1:], start=2):
+        _sum_of_products([(p.δ[j].T, p.h[j - 1]) for p in passes], out=into[layer.weight])
         if layer.bias is not None:
-            torch.sum(δs[0], 0, out=into[layer.bias])
-            for δ in δs[1:]:
-                into[layer.bias].add_(δ.sum(0))
+            torch.sum(passes[0].δ[j], 0, out=into[layer.bias])
+            for p in passes[1:]:
+                into[layer.bias].add_(p.δ[j].sum(0))
 
 
 def _products(
@@ -240,12 +240,11 @@ def _back(δ: Tensor, W: Tensor) -> Tensor:
     return δ * W if len(W) == 1 else δ @ W
 
 
-def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor | None = None) -> Tensor:
+def _sum_of_products(factors: Sequence[tuple[Tensor, Tensor]], out: Tensor) -> None:
     (A, B), *others = factors
-    total = torch.mm(A, B, out=out)
+    torch.mm(A, B, out=out)
     for A, B in others:
-        total.addmm_(A, B)
-    return total
+        out.addmm_(A, B)
 
 
 @fusible

@@ -61,17 +61,22 @@ def instance_norm(
     return _affine(_standardised(input, over, eps), w, b)
 
 
-def fixed_batch_norm(
+def batch_norm(
     input: Tensor,
-    running_mean: Tensor,
-    running_var: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
     weight: Tensor | None = None,
     bias: Tensor | None = None,
     training: bool = False,
     momentum: float = 0.1,
     eps: float = 1e-5,
 ) -> Tensor:
-    """As `torch.nn.functional.batch_norm` with fixed statistics: a x + c for each channel, in one pass over x."""
+    """As `torch.nn.functional.batch_norm`. With fixed statistics it is a x + c for each channel, in one pass over x.
+
+    A network in evaluation mode may still ask for the statistics of the batch: some normalise their weights this way.
+    """
+    if training or running_mean is None or running_var is None:
+        return live_batch_norm(input, None, None, weight, bias, eps=eps)
     a = (running_var + eps).rsqrt()
     a = a if weight is None else a * weight
     c = -running_mean * a if bias is None else bias - running_mean * a

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -30,11 +29,8 @@ class WrittenOut(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        if self.live and func is torch.batch_norm:  # as some modules call it; its order is another
-            x, w, b, _, _, _, _, eps, _ = args
-            return normalising.live_batch_norm(x, None, None, w, b, eps=eps)
         if func is F.batch_norm:
-            func = normalising.live_batch_norm if self.live else normalising.fixed_batch_norm
+            func = normalising.live_batch_norm if self.live else normalising.batch_norm
         name = getattr(func, "__name__", "")
         if name in _CONVOLUTIONS and convolution.takes(*args, **kwargs):
             func = convolution.convolution

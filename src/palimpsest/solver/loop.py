@@ -67,10 +67,8 @@ class Solver:
             "step": partial(Solver._advance, itself, watch=False),
             "watched step": partial(Solver._advance, itself, watch=True),
         }
-        shapes = {name: tuple(t.shape) for name, t in self.objective.target.items()}
-        kind = (type(objective), objective.signed, objective.exact_forward, objective.live, objective.whitening)
-        how = (type(space), self.prior, settings.sharpness, settings.optimiser)
-        problem = repr((*kind, objective.sharpness, shapes, *how))
+        how = (type(space), self.prior, settings.sharpness, settings.optimiser, settings.splitting is None)
+        problem = repr((*self.objective.operations(), *how))
         self._steps = self.execution.executor(programs, objective.device, problem=problem)
         self._derivatives = Traced(partial(Solver._differentiated, itself))
 
@@ -242,10 +240,11 @@ class Solver:
 
     @property
     def _traceable(self) -> bool:
-        """Whether a compiled step is traced as a whole. Shapes must stay, because every number of candidates compiles
-        again, and processes must not wait for each other inside."""
-        fixed = self.settings.splitting is None and self.settings.merging is None
-        return fixed and self.objective.chunk is None and self.processes.count == 1
+        """Whether a compiled step is traced as a whole.
+
+        The number of candidates must stay, because each number compiles again. Processes must not wait inside.
+        """
+        return self.settings.splitting is None and self.objective.chunk is None and self.processes.count == 1
 
     def _record(self, state: State, watched: Tensors) -> dict[str, Any]:
         """One entry of the history. Phase I waits for the device, and for the other processes' numbers, only here."""
