@@ -15,7 +15,7 @@ import outsider
 import palimpsest as pal
 from audited import QUICK, SHAPE, fitted_mlp, mlp, trained, truth
 from killing import Moment, killed, prepared, report
-from palimpsest.auditing import controls, moving, plan, speed, verdict
+from palimpsest.auditing import controls, evidence, moving, plan, speed, verdict
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
@@ -58,7 +58,7 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.verdict.readable
     assert found.score.verdict.outcome is Outcome.LEAKAGE
     assert found.floor < 0.5
-    assert found.negative.probability.max() < verdict.LIKELY
+    assert found.negative.probability.max() < evidence.LIKELY
     assert found.accuracy == 1
     assert [each.answer for each in found.publications[:3]] == ["not tested", "not tested", "do not publish"]
     page = found.report.read_text()
@@ -83,13 +83,13 @@ def test_no_evidence_takes_a_control_that_is_as_hard(digits, tmp_path):
     assert found.verdict.outcome is Outcome.UNDECIDED  # nothing says whether the method describes this training
     assert found.verdict.readable
     assert found.positive.easier is None
-    assert found.positive.way >= verdict.AS_FAR
+    assert found.positive.way >= evidence.AS_FAR
     assert found.score is None
-    as_hard = verdict.Evidence(found.ranking, found.negative, found.positive, floor=0.1)
+    as_hard = evidence.Evidence(found.ranking, found.negative, found.positive, floor=0.1)
     assert verdict.judge(as_hard).outcome is Outcome.NO_EVIDENCE
     lazy = audited("lazy", control_steps=2)
     assert lazy.verdict.outcome is Outcome.UNDECIDED
-    assert lazy.positive.way < verdict.AS_FAR
+    assert lazy.positive.way < evidence.AS_FAR
     assert audited("unknown-number", samples=None, candidates=8).verdict.outcome is Outcome.UNDECIDED
     assert audited("no-control", controls=False).verdict.outcome is Outcome.UNDECIDED
 

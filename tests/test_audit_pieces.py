@@ -9,7 +9,7 @@ from torch import nn
 
 import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp
-from palimpsest.auditing import agreement, controls, plan, ranking, verdict
+from palimpsest.auditing import agreement, controls, evidence, plan, ranking, verdict
 from palimpsest.auditing.floor import floor
 from palimpsest.auditing.ladder import Attacker, attackers
 from palimpsest.auditing.options import Options
@@ -168,7 +168,7 @@ def test_candidates_that_contribute_nothing_do_not_count():
     runs = [agreement.Run(same, torch.full((4,), 1e-9), 1.0) for _ in range(2)]
     nothing = ranking.rank(agreement.agree(runs), KIND)
     assert len(nothing) == 0
-    assert verdict.judge(verdict.Evidence(nothing, nothing)).outcome is Outcome.UNDECIDED
+    assert verdict.judge(evidence.Evidence(nothing, nothing)).outcome is Outcome.UNDECIDED
 
 
 def test_what_explains_nothing_is_not_likely_however_far_restarts_agree():
@@ -177,7 +177,7 @@ def test_what_explains_nothing_is_not_likely_however_far_restarts_agree():
     runs = [agreement.Run(blob, torch.full((1,), 1e-3), 1.0) for _ in range(3)]
     found = ranking.rank(agreement.agree(runs), KIND)
     assert len(found) == 1
-    assert found.probability[0] < verdict.LIKELY
+    assert found.probability[0] < evidence.LIKELY
 
 
 def test_the_floor_is_zero_at_the_truth_and_high_elsewhere():
@@ -206,7 +206,7 @@ def test_a_control_moves_as_far_as_the_subject(factor):
     made = untimed(preflight(ours), Options(samples=8))
     control = controls.trained_control(ours, made, public, torch.device("cpu"))
     way = controls.way(control, ours, made)
-    assert verdict.AS_FAR <= way <= 2
+    assert evidence.AS_FAR <= way <= 2
 
 
 def test_shuffling_keeps_values_and_loses_places():

@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from palimpsest.auditing.evidence import Evidence, PositiveControl, believed
 from palimpsest.auditing.ranking import Ranking
 from palimpsest.auditing.reasons import Reason
-from palimpsest.auditing.verdict import OUT_OF_TIME, Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import OUT_OF_TIME, judge
 from palimpsest.scoring import Outcome
 from palimpsest.scoring import judge as compare
 
@@ -26,7 +27,8 @@ def comparison(recovered, *, n=40, held_out=40):
 
 READ, UNREAD = ranked(0.95, 0.9, 0.6, explained=0.9), ranked(0.1, explained=0.15)
 NOTHING, CHANCE = ranked(0.02, 0.01, explained=0.6), ranked(0.03, explained=0.1)
-CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1)
+CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1, likely=5, real=5)
+UNSURE = replace(CONTROL, likely=4, real=4)
 BLIND = Evidence(NOTHING, CHANCE, CONTROL)
 UNCALIBRATED = replace(READ, calibrated=False)
 CONFIRMING, REFUTING = replace(CONTROL, likely=5, real=4), replace(CONTROL, likely=5, real=3)
@@ -55,7 +57,11 @@ CASES = {
         replace(BLIND, ranking=ranked(*[0.9] * 6, explained=0.9), samples=4),
         LEAKAGE,
     ),
-    "candidates of an uncalibrated kind": (replace(BLIND, ranking=UNCALIBRATED), UNDECIDED),
+    "candidates of an uncalibrated kind": (replace(BLIND, ranking=UNCALIBRATED, positive=UNSURE), UNDECIDED),
+    "candidates that explain permuted values, too": (
+        replace(BLIND, ranking=READ, negative=ranked(0.03, explained=0.4)),
+        UNDECIDED,
+    ),
     "the same, confirmed by the control": (
         replace(BLIND, ranking=UNCALIBRATED, positive=CONFIRMING),
         LEAKAGE,
@@ -69,7 +75,8 @@ CASES = {
         NO_EVIDENCE,
     ),
     "the same, refuted by the control": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), UNDECIDED),
-    "a calibrated kind, whatever the control": (replace(BLIND, ranking=READ, positive=REFUTING), LEAKAGE),
+    "a calibrated kind, refuted by the control": (replace(BLIND, ranking=READ, positive=REFUTING), UNDECIDED),
+    "a calibrated kind, confirmed by too few": (replace(BLIND, ranking=READ, positive=UNSURE), UNDECIDED),
     "nothing found by comparison": (COMPARED, NO_EVIDENCE),
     "nothing found without the images": (BLIND, NO_EVIDENCE),
     "no control": (replace(BLIND, positive=None), UNDECIDED),
@@ -178,6 +185,10 @@ REASONS = {
         Reason.UNCERTAIN,
     ),
     "no candidate is certain": (replace(BLIND, ranking=ranked(0.7, 0.6, explained=0.9)), Reason.UNCERTAIN),
+    "candidates that explain permuted values, too": (
+        replace(CERTAIN, negative=ranked(0.03, explained=0.4)),
+        Reason.UNDETERMINED,
+    ),
     "a control that refutes": (replace(BLIND, ranking=UNCALIBRATED, positive=REFUTING), Reason.UNCONFIRMED),
     "candidates without a control": (replace(CERTAIN, positive=None), Reason.NO_CONTROL),
     "candidates, and an unread control": (
@@ -229,3 +240,19 @@ def test_ranks_are_not_told_as_probabilities(p, positive):
     assert found.expected is None
     assert "%" not in found.sentence
     assert "estimated" not in found.sentence
+
+
+def test_probabilities_are_believed_unless_a_control_speaks_against_them():
+    assert believed(READ, CHANCE, CONTROL).calibrated
+    assert believed(READ, CHANCE, UNSURE).calibrated
+    assert believed(READ, CHANCE, None).calibrated
+    assert not believed(READ, CHANCE, REFUTING).calibrated
+    assert not believed(READ, ranked(0.03, explained=0.4), CONTROL).calibrated
+    assert not believed(READ, None, CONTROL).calibrated
+    assert not believed(UNCALIBRATED, CHANCE, CONTROL).calibrated
+
+
+def test_a_reading_as_if_by_sgd_that_explains_anything_asks_for_the_optimiser():
+    found = replace(BLIND, ranking=READ, negative=ranked(0.03, explained=0.4))
+    assert "--optimiser" in judge(found).advice
+    assert "--optimiser" not in judge(replace(found, rule="adam")).advice

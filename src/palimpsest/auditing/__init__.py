@@ -2,6 +2,7 @@
 
 from palimpsest.auditing.audit import audit
 from palimpsest.auditing.compare import Changes, compare
+from palimpsest.auditing.evidence import Evidence
 from palimpsest.auditing.gate import Decision, Gate
 from palimpsest.auditing.given import Given
 from palimpsest.auditing.ladder import Attacker
@@ -15,7 +16,6 @@ from palimpsest.auditing.result import Audit, Reading, Rung
 from palimpsest.auditing.subject import Subject, subject
 from palimpsest.auditing.told_apart import Membership
 from palimpsest.auditing.truth import Truth
-from palimpsest.auditing.verdict import Evidence
 
 __all__ = [
     "Answer", "Attacker", "Audit", "AuditRecord", "Changes", "Decision", "Evidence", "Gate", "Given", "Membership",

@@ -6,6 +6,7 @@ from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
+from palimpsest.auditing.evidence import LIKELY, Evidence, PositiveControl, believed
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker, was_live
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
@@ -16,7 +17,7 @@ from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.verdict import LIKELY, Evidence, PositiveControl, judge
+from palimpsest.auditing.verdict import judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
@@ -53,10 +54,12 @@ def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading
     case, plan, runs = tried.case, tried.plan, tried.runs
     of, candidates = kind(case.subject, plan), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
+    negative = rank(agree(runs["negative"]), of) if min(len(runs[role]) for role in NEEDED) > 1 else None
+    positive = _positive(case, plan, runs["positive"], looks=looks)
     evidence = Evidence(
-        ranking=rank(agree(runs["subject"]), of),
-        negative=rank(agree(runs["negative"]), of) if min(len(runs[role]) for role in NEEDED) > 1 else None,
-        positive=_positive(case, plan, runs["positive"], looks=looks),
+        ranking=believed(rank(agree(runs["subject"]), of), negative, positive),
+        negative=negative,
+        positive=positive,
         comparison=None if scored is None else scored.verdict,
         floor=None if tried.tested is None else tried.tested.floor,
         trace=trace,

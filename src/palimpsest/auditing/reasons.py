@@ -16,6 +16,7 @@ class Reason(StrEnum):
     UNMATCHED = "unmatched candidates"  # restarts agree on candidates, but these match no given image
     UNCERTAIN = "uncertain candidates"  # restarts do not agree on any candidate enough
     UNCONFIRMED = "unconfirmed candidates"  # the positive control does not show that such candidates are real
+    UNDETERMINED = "undetermined candidates"  # such candidates also explain permuted values
     CROWDED = "crowded candidates"  # more likely candidates than training images can explain
     FAINT = "faint agreement"  # restarts agree more than by chance, but no candidate stands out
     NO_CONTROL = "no positive control"

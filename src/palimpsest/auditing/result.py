@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from palimpsest.auditing.agreement import ALIKE
+from palimpsest.auditing.evidence import Evidence
 from palimpsest.auditing.ladder import NO_TIME, NOT_CHOSEN, Attacker
 from palimpsest.auditing.plan import Plan
 from palimpsest.auditing.preflight import Preflight
@@ -16,7 +17,7 @@ from palimpsest.auditing.publication import Publication, decisive, exposed, irre
 from palimpsest.auditing.reading import AuditEffort
 from palimpsest.auditing.reasons import Reason
 from palimpsest.auditing.told_apart import Membership
-from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict, Evidence
+from palimpsest.auditing.verdict import LONGER, OUT_OF_TIME, STRONGER, AuditVerdict
 from palimpsest.scoring import Outcome, Score
 from palimpsest.scoring.metrics import pairwise_ncc
 

@@ -7,8 +7,9 @@ No verdict    Something that a verdict needs is missing, or an assumption of the
 
 The first rule that applies gives the headline. A comparison with given training images that claims leakage comes first,
 because its rate of false claims is known. Wrong data, or a method that does not describe the training, give no verdict.
-Without a comparison, estimated probabilities may claim leakage if they are known to hold: in networks of this kind, or
-in the positive control. All other rules only weaken the claim that nothing was read.
+Without a comparison, candidates may claim leakage if such candidates of the positive control are real, and if the
+equations determine images: candidates must leave most of the permuted change unexplained. All other rules only weaken
+the claim that nothing was read.
 """
 
 from collections.abc import Iterator
@@ -16,21 +17,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from palimpsest.auditing.plan import MOST_PUBLIC_IMAGES
-from palimpsest.auditing.ranking import Ranking
+from palimpsest.auditing.evidence import CERTAIN, CHANGES, FEWEST, Evidence
 from palimpsest.auditing.reasons import Reason
 from palimpsest.scoring import Outcome, Verdict
 
-LIKELY = 0.5  # probability from which a candidate counts
-CERTAIN = 0.8  # probability that one candidate must reach for a claim
-FEWEST = 5  # likely candidates of the control that can confirm the estimates
-CONFIRMED = 0.8  # share of the control's likely candidates that must be real, if the estimates are not calibrated
-READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
-NO_MORE = 0.95  # of the same part: such a network explains no more than the negative control does
 DESCRIBED = 0.5  # share of the target that may stay unexplained if the method describes the training
-AS_FAR = 0.9  # of the subject's distance: a control that moved less is easier to read
 CROWD = 2.0  # likely candidates per training image, beyond which the estimates do not hold for this network
-CHANGES = ("ntk", "path", "gradient")  # methods whose target is a change, not the weights with their start
 SUGGESTIVE = 0.1  # p-value of a comparison that neither claims nor excludes leakage
 MANY = 5  # recovered images that are too many for "no evidence", even if chance can explain them
 LONGER = "Audit again in a new folder with more --minutes."
@@ -43,132 +35,7 @@ PRIVATE = (
 UNDESCRIBED = "the method does not describe this training"
 CLEAR = 0.01  # p-value of traces, from which the given images are in the weights
 EXPLAINED = 0.1  # of the target left unexplained by the given images: they are those of the training
-LIMITED = f"A control holds at most {MOST_PUBLIC_IMAGES} images, one per candidate, so only a leak can be shown here."
 WITH_CONTROLS = "Audit again in a new folder without --no-controls."
-
-
-@dataclass(frozen=True)
-class PositiveControl:
-    """A network of the same kind that holds public images, read with the same effort."""
-
-    ranking: Ranking  # its candidates, ranked like those of the subject
-    comparison: Verdict  # these candidates compared with the public images
-    images: int  # the number of images it holds
-    samples: int | None  # the number of images the subject holds, if known
-    way: float  # the distance it moved, relative to the subject's
-    likely: int = 0  # the number of its candidates from `LIKELY` on
-    real: int = 0  # how many of those show a public image
-
-    @property
-    def easier(self) -> tuple[str, str] | None:
-        """Why it may be easier to read than the subject, and the remedy."""
-        if self.samples is None:
-            return "the number of training images is unknown", "Give it by --samples."
-        if self.images < self.samples:
-            return f"it holds {self.images} images, not {self.samples}", LIMITED
-        if self.way < AS_FAR:
-            reason = f"it moved only {self.way:.2g} times as far from its start"
-            return reason, "Audit again in a new folder with more --minutes or more --control-steps."
-        return None
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """Everything that a headline rests on. None means: not measured.
-
-    Args:
-        ranking: the distinct candidates, the most likely first, as the network sees images.
-        negative: the candidates of the negative control.
-        positive: the positive control.
-        comparison: the candidates compared with the training images, if these were given.
-        floor: the share of the target that the training images leave unexplained.
-        accuracy: the share of the training images that the network classifies correctly.
-        majority: the share of their commonest class.
-        method: the method that read the weights.
-        rule: the optimiser of the training that this method assumed.
-        samples: the number of training images, as given or as counted.
-        controls: whether a positive control was asked for.
-        finished: whether there was time for everything that was planned.
-        looks: the number of readings of the same weights that are compared with the training images.
-        trace: the p-value of the traces that the training images left in the weights, against those of held-out ones.
-        live: whether batch normalisation used the statistics of each batch in training, and the method does not.
-    """
-
-    ranking: Ranking
-    negative: Ranking | None = None
-    positive: PositiveControl | None = None
-    comparison: Verdict | None = None
-    floor: float | None = None
-    accuracy: float | None = None
-    majority: float = 0.0
-    method: str = "ntk"
-    rule: str = "sgd"
-    samples: int | None = None
-    controls: bool = True
-    finished: bool = True
-    looks: int = 1
-    trace: float | None = None
-    live: bool = False
-
-    @property
-    def compared(self) -> bool:
-        """Whether training images and enough held-out images were given. Their comparison then decides."""
-        return self.comparison is not None and self.comparison.outcome is not Outcome.NO_VERDICT
-
-    def likely(self, ranking: Ranking) -> Tensor:
-        """The probabilities that count: at least `LIKELY`, and higher than any of the negative control."""
-        p = ranking.probability
-        return p[(p >= LIKELY) & (p > self.bar)] if self.explains(ranking) else p[:0]
-
-    def explains(self, ranking: Ranking) -> bool:
-        """Whether candidates explain clearly more than those of the negative control."""
-        return self.negative is not None and 1 - ranking.explained < READ * (1 - self.negative.explained)
-
-    def certain(self, ranking: Ranking) -> bool:
-        """Whether a likely candidate reaches `CERTAIN`."""
-        return bool((self.likely(ranking) >= CERTAIN).any())
-
-    @property
-    def holds(self) -> bool:
-        """Whether likely candidates are known to be real: in networks of this kind, or in the positive control."""
-        control = self.positive
-        confirmed = control is not None and control.likely >= FEWEST and control.real >= CONFIRMED * control.likely
-        return self.ranking.calibrated or confirmed
-
-    @property
-    def noisy(self) -> bool:
-        """Whether the change of the weights looks like noise: the same effort explains the positive control alone."""
-        if self.method not in CHANGES or self.positive is None or self.negative is None:
-            return False
-        ours, chance = (1 - ranking.explained for ranking in (self.ranking, self.negative))
-        return self.explains(self.positive.ranking) and ours >= NO_MORE * chance
-
-    @property
-    def bar(self) -> float:
-        """The highest probability of a candidate of the negative control."""
-        return float(self.negative.probability.max()) if self.negative is not None and len(self.negative) else 0.0
-
-    @property
-    def surplus(self) -> float:
-        """Expected number of real candidates, minus that of as many candidates of the negative control.
-
-        The network may have been read more often than its control, and every restart adds candidates.
-        """
-        chance = 0.0
-        if self.negative is not None and len(self.negative):
-            chance = len(self.ranking) * float(self.negative.probability.mean())
-        return float(self.ranking.probability.sum()) - chance
-
-    @property
-    def readable(self) -> bool | None:
-        """Whether the control was read, by the same judgement as the subject. None without a control.
-
-        Its images are public, so a control also shows whether likely candidates are real in networks of this kind.
-        """
-        if self.positive is None or self.positive.comparison.outcome is Outcome.NO_VERDICT:
-            return None
-        claimed = self.positive.comparison.outcome is Outcome.LEAKAGE
-        return claimed and (self.compared or self.certain(self.positive.ranking))
 
 
 @dataclass(frozen=True)
@@ -284,10 +151,14 @@ def _far(e: Evidence, floor: float) -> Reasons:
 
 def _training(e: Evidence) -> str:
     """Kinds of training that the method does not describe."""
-    other = "A wrong mean or standard deviation has this effect. So has long training."
+    return f"{_adam(e)}A wrong mean or standard deviation has this effect. So has long training."
+
+
+def _adam(e: Evidence) -> str:
+    """Advice on an optimiser that this reading did not assume, with a space behind it."""
     if e.rule == "adam" or e.method not in ("ntk", "path"):
-        return other
-    return f"If Adam or AdamW trained this network, audit again in a new folder with --optimiser adam. {other}"
+        return ""
+    return "If Adam or AdamW trained this network, audit again in a new folder with --optimiser adam. "
 
 
 def _unexplained(floor: float) -> str:
@@ -314,6 +185,8 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
     elif len(p):
         reason, doubt = _weakness(e, crowded)
         advice = _remedy(e) if reason is Reason.NO_CONTROL else LONGER
+        if reason is Reason.UNDETERMINED:
+            advice = f"{_adam(e)}Give the training images by --data. They decide."
         yield reason, f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
     elif e.surplus >= 1 and not e.ranking.calibrated:
         yield Reason.FAINT, "restarts agree more than by chance, but no candidate stands out", LONGER
@@ -333,6 +206,9 @@ def _weakness(e: Evidence, crowded: bool) -> tuple[Reason, str]:
         )
     if e.readable is None:
         return Reason.NO_CONTROL, "no positive control was read"
+    if not e.determined and e.negative is not None:
+        explained = f"candidates also explain {e.negative.explained:.0%} of permuted values, where nothing can be read"
+        return Reason.UNDETERMINED, explained
     if not e.holds and e.positive is not None:
         likely, real = e.positive.likely, e.positive.real
         few = f"the positive control has only {likely} of them, too few to confirm that they are real"
@@ -381,10 +257,15 @@ def _candidates(e: Evidence, p: Tensor) -> str:
     if not e.ranking.calibrated:
         count = "one candidate" if len(p) == 1 else f"{len(p)} candidates"
         agreed = f"restarts agree on {count} more than by chance"
-        if e.positive is None or not e.holds:
-            return agreed
-        return f"{agreed}; of {e.positive.likely} such candidates in the positive control, {e.positive.real} are real"
+        return f"{agreed}{_confirmed(e)}"
     if len(p) == 1:
-        return f"restarts agree on one candidate, with an estimated probability of {float(p[0]):.0%}"
+        probability = f"an estimated probability of {float(p[0]):.0%}"
+        return f"restarts agree on one candidate, with {probability}{_confirmed(e)}"
     real = min(round(float(p.sum())), e.samples or len(p))
-    return f"restarts agree on {len(p)} candidates, and an estimated {real} are training images"
+    return f"restarts agree on {len(p)} candidates, and an estimated {real} are training images{_confirmed(e)}"
+
+
+def _confirmed(e: Evidence) -> str:
+    if e.positive is None or not e.holds:
+        return ""
+    return f"; of {e.positive.likely} such candidates in the positive control, {e.positive.real} are real"
