@@ -182,7 +182,8 @@ def _read(layers: Sequence[tuple[Tensor, Tensor]], c: Sequence[float], has_bias:
     n = int(ratios.argmax()) + 1 if len(ratios) else 0
     gap = float(ratios[n - 1]) if n else 0.0
     if gap < GAP:
-        why = "every direction of the first layer moved by more than rounding" if gap == 0 else "the gap is too small"
+        every = "every direction of the first layer moved by more than rounding, as after Adam, noise or many images"
+        why = every if gap == 0 else "the gap is too small"
         return Span(None, None, gap, σ, tuple(c), f"no number of images can be read: {why}", limit)
     found = f"{n} directions moved, {gap:.3g} times beyond the next"
     return Span(n, _subspace(change, n, has_bias), gap, σ, tuple(c), found, limit)
