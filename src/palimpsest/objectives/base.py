@@ -40,6 +40,7 @@ from palimpsest.objectives import autograd, binding, dense, reduced, weighting
 from palimpsest.objectives.autograd import Network, Operator, Parameters, Sharpness
 from palimpsest.objectives.binding import Bound, parameters_of
 from palimpsest.objectives.labels import Labels, Unlabelled
+from palimpsest.objectives.norm import Norm
 from palimpsest.objectives.segments import Segments
 from palimpsest.objectives.spaces import Parametrisation, Subspace
 from palimpsest.objectives.whitening import Metric, metrics
@@ -245,14 +246,15 @@ class Objective(ABC):
 
     def norm_squared(self, r: Parameters) -> Tensor:
         """Σ_p w_p ‖r_p‖², or the mean over several targets of this relative to each ‖T_j‖²."""
-        squares = self._squares(r)
-        if isinstance(self.weights, weighting.Likelihood):
-            return self.weights.value(squares)
-        return autograd.total([self.weights[name] * square for name, square in squares.items()])
+        return self._norm.squared(r)
 
     def length_squared(self, v: Parameters) -> Tensor:
         """The size of something that candidates explain, on the scale of the target."""
         return self.norm_squared(v)
+
+    @property
+    def _norm(self) -> Norm:
+        return Norm(self.weights, self.segments, self._metrics)
 
     # --- the pieces ------------------------------------------------------------------------------
 
@@ -318,32 +320,15 @@ class Objective(ABC):
         """e = −r, in the memory of v to save a pass over memory, and ½ ∂L/∂v = w∘e."""
         e = {name: v[name] for name in self.target}
         torch._foreach_sub_(list(e.values()), list(self.target.values()))  # in one kernel
-        return e, self._weigh(e)
+        return e, self._norm.half_gradient(e)
 
     def _pull(self, v: Parameters) -> Parameters:
         """−½ ∂L/∂v. Gradients of autograd may share memory, so v is copied."""
         return {name: -u for name, u in self._error_and_pull(_copied(v))[1].items()}
 
-    def _squares(self, r: Parameters) -> Parameters:
-        metrics = self._metrics
-        return {name: self.segments.square(metrics[name].half(t) if name in metrics else t) for name, t in r.items()}
-
-    def _weigh(self, r: Parameters) -> Parameters:
-        """w∘r = ½ ∂L/∂r; with whitening, w∘HHr."""
-        if isinstance(self.weights, weighting.Likelihood):
-            w = self.weights.weights(self._squares(r))
-            return {name: w[name] * t for name, t in self._whitened(r).items()}
-        return {name: self.segments.weighed(t, self.weights[name]) for name, t in self._whitened(r).items()}
-
-    def _whitened(self, r: Parameters) -> Parameters:
-        """HHr."""
-        return {name: self._metrics[name](t) if name in self._metrics else t for name, t in r.items()}
-
     def _pull_change(self, v: Parameters, change: Parameters) -> Parameters:
-        """The derivative of v ↦ ½ ∂L/∂v along a change of v. Fixed weights make this map linear."""
-        if isinstance(self.weights, weighting.Likelihood):
-            return torch.func.jvp(self._weigh, (self._residual(v),), (change,))[1]
-        return self._weigh(change)
+        """The derivative of v ↦ ½ ∂L/∂v along a change of v."""
+        return self._norm.half_curvature(self._residual(v), change)
 
     # --- candidates: their space, outputs, multipliers and chunks -----------------------------------
 
