@@ -325,10 +325,9 @@ def _audit_cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def write_page(file: Path) -> None:
-    results = load_json(file)
+    results = load_json(file) if file.exists() else {}
     for part, table, name in (("cold", cold_table, COLD), ("audit", audit_table, AUDITED)):
-        if part in results:
-            tables.write(PAGE, table(results[part]), name)
+        tables.write(PAGE, table(results[part]) if part in results else tables.NOT_MEASURED, name)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 DOCS = Path(__file__).parents[1] / "docs"
 START, END = "<!-- results -->\n", "<!-- end of results -->\n"
+NOT_MEASURED = "Not measured yet.\n"
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

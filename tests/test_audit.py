@@ -58,7 +58,7 @@ def test_networks_of_an_outside_script_that_leak_are_found_out(kind, tangents, d
     assert found.verdict.readable
     assert found.score.verdict.outcome is Outcome.LEAKAGE
     assert found.floor < 0.5
-    assert found.negative.probability.max() < evidence.LIKELY
+    assert evidence.bar(found.negative) < evidence.LIKELY
     assert found.accuracy == 1
     assert [each.answer for each in found.publications[:3]] == ["not tested", "not tested", "do not publish"]
     page = found.report.read_text()

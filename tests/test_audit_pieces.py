@@ -130,6 +130,40 @@ def test_a_bound_alone_does_not_lower_the_number_of_candidates(samples, bound, c
     assert untimed(found, Options(samples=samples)).candidates == candidates
 
 
+@pytest.mark.parametrize(
+    ("changes", "whitened"),
+    [
+        ({}, True),
+        ({"method": "path"}, True),
+        ({"method": "gradient"}, True),
+        ({"method": "kkt"}, False),
+        ({"rule": "adam"}, False),
+        ({"live": True}, False),
+        ({"directions": 3}, False),
+    ],
+)
+def test_changes_of_convolutional_networks_are_whitened_where_that_reads_more(changes, whitened):
+    attacker = replace(Attacker("W0", "ntk", "", samples=5), **changes)
+    found = preflight(fitted_mlp())
+    convolutional = replace(found, convolutional=True, pixels=3072)
+    made, dense = (plan.untimed_plan(attacker, each, Options(samples=5)) for each in (convolutional, found))
+    assert (made.whitening == plan.WHITENED) == whitened
+    assert dense.whitening is None
+    assert (made.total_variation > dense.total_variation) == whitened
+    given = plan.untimed_plan(attacker, convolutional, Options(samples=5, total_variation=0.2))
+    assert given.total_variation == 0.2
+
+
+def test_the_preflight_sees_convolutions():
+    network = subject(patches, patches().state_dict(), image_shape=SHAPE)
+    assert preflight(network).convolutional
+    assert not preflight(fitted_mlp()).convolutional
+
+
+def patches() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2, 1))
+
+
 def test_options_replace_what_would_be_chosen():
     found = preflight(fitted_mlp(steps=20))
     options = Options(candidates=7, steps=33, restarts=5, tangents=2, total_variation=0.0, control_steps=9)

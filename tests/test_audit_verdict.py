@@ -31,7 +31,7 @@ CONTROL = PositiveControl(READ, comparison(40), images=40, samples=40, way=1.1, 
 UNSURE = replace(CONTROL, likely=4, real=4)
 BLIND = Evidence(NOTHING, CHANCE, CONTROL)
 UNCALIBRATED = replace(READ, calibrated=False)
-CONFIRMING, REFUTING = replace(CONTROL, likely=5, real=4), replace(CONTROL, likely=5, real=3)
+CONFIRMING, REFUTING = replace(CONTROL, likely=8, real=7), replace(CONTROL, likely=5, real=3)
 COMPARED = replace(BLIND, comparison=comparison(0), floor=0.1, accuracy=1.0)
 LEAKAGE, NO_EVIDENCE, UNDECIDED, NO_VERDICT = Outcome
 
@@ -65,6 +65,26 @@ CASES = {
     "the same, confirmed by the control": (
         replace(BLIND, ranking=UNCALIBRATED, positive=CONFIRMING),
         LEAKAGE,
+    ),
+    "the same, confirmed by four of five, as chance does": (
+        replace(BLIND, ranking=UNCALIBRATED, positive=replace(CONTROL, likely=5, real=4)),
+        UNDECIDED,
+    ),
+    "likely candidates, and a control of fewer images": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, images=20)),
+        UNDECIDED,
+    ),
+    "likely candidates, and a control that moved less": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, way=0.8)),
+        UNDECIDED,
+    ),
+    "likely candidates, and nobody knows how many images there are": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, samples=None)),
+        UNDECIDED,
+    ),
+    "likely candidates, and batches of live normalisation that nobody knows": (
+        replace(BLIND, ranking=READ, positive=replace(CONTROL, live=True)),
+        UNDECIDED,
     ),
     "the same, confirmed by too few": (
         replace(BLIND, ranking=UNCALIBRATED, positive=replace(CONTROL, likely=1, real=1)),

@@ -5,6 +5,7 @@ import os
 import pytest
 import torch
 
+import palimpsest as pal
 from palimpsest import execution
 from palimpsest.cli import shared
 from palimpsest.execution import TIMED, Executor, fusion, kernels
@@ -59,6 +60,19 @@ def test_kernels_are_new_then_in_this_process_then_on_disk():
     assert kernels.cost(name) == kernels.LOADING
     kernels.forget(name)
     assert kernels.cost(name) == kernels.COMPILING
+
+
+def test_operations_are_named_by_the_numbers_and_the_engine_that_kernels_hold():
+    torch.manual_seed(0)
+    nets = [pal.networks.MLP(4, hidden=(8,)) for _ in range(3)]
+    start = nets[0].state_dict()
+    plain, other = (pal.NTK(net, start).operations() for net in nets[1:])
+    assert repr(plain) == repr(other)
+    auto, other = (pal.NTK(net, start, weights="auto") for net in nets[1:])
+    assert auto.weights != other.weights
+    names = [repr(each) for each in (plain, auto.operations(), other.operations())]
+    names.append(repr(pal.NTK(nets[1], start).by_autograd().operations()))
+    assert len(set(names)) == len(names)
 
 
 def test_torch_that_keeps_nothing_on_disk_is_known(monkeypatch, fresh):

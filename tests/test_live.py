@@ -106,6 +106,12 @@ def test_live_batches_do_not_split():
         pal.reconstruct(case.objective, image_shape=(1, 6, 6), candidates=4, steps=2, splitting=pal.Splitting())
 
 
+def test_live_batches_do_not_merge():
+    case = make_case(LIVE[0], "ntk", live=True)
+    with pytest.raises(InvalidInputError, match="merging"):
+        pal.merging.merge(case.objective, *case.arguments)
+
+
 def test_live_batches_stay_on_one_process():
     case = make_case(LIVE[0], "ntk", live=True)
     processes = Processes()

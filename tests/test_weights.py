@@ -146,7 +146,7 @@ def test_the_difference_is_told_by_name_and_nothing_is_loaded():
     assert "missing: 0.bias;" in str(caught.value)
     assert "not in the network: block.0, block.1, block.2, block.3 and 3 more;" in str(caught.value)
     assert "of another shape: 2.weight (4, 1) instead of (1, 4)" in str(caught.value)
-    assert "2.bias whole (1,) instead of (1,)" in str(caught.value)
+    assert "2.bias whole numbers (1,) instead of (1,)" in str(caught.value)
     assert same(model.state_dict(), before)
 
 

@@ -87,7 +87,7 @@ def summed_up(results: Path) -> None:
 
 
 def table(results: Path) -> str:
-    """Improved images of the best 25 for each seed, and their mean, from the files of `summed_up`; "" without any."""
+    """Improved images of the best 25 for each seed, and their mean, from the files of `summed_up`."""
     rows = []
     for setting in SETTINGS:
         file = results / f"published-{setting.name}" / "claim.json"
@@ -97,7 +97,8 @@ def table(results: Path) -> str:
                 counts = [[part[measure] for part in same] for measure in MEASURES]
                 each = [f"{sum(c) / len(c):.1f} ({', '.join(map(str, c))})" for c in counts]
                 rows.append([setting.name, variant, len(same), *each])
-    return tables.markdown(["setting", "compared with a plain run", "seeds", *MEASURES], rows) if rows else ""
+    columns = ["setting", "compared with a plain run", "seeds", *MEASURES]
+    return tables.markdown(columns, rows) if rows else tables.NOT_MEASURED
 
 
 def _compared(plain: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:

@@ -38,6 +38,18 @@ class KKTPenalty(pal.priors.Prior):
         return dx, -10 * torch.relu(self.least - multipliers)
 
 
+@dataclass(frozen=True, kw_only=True)
+class BoxOfAll(pal.priors.Box):
+    """weight · k · mean over pixels of the squared distance from the box, for the present number k of candidates."""
+
+    def value(self, images: Tensor, multipliers: Tensor) -> Tensor:
+        return len(images) * super().value(images, multipliers)
+
+    def gradients(self, images: Tensor, multipliers: Tensor) -> tuple[Tensor, Tensor]:
+        dx, dλ = super().gradients(images, multipliers)
+        return len(images) * dx, dλ
+
+
 # --- by the authors' recipe -----------------------------------------------------------------------
 
 
@@ -95,7 +107,7 @@ def _loo(setting: Setting, run: LooRun, network: Trained, data: DataSet) -> tupl
         "optimiser": LazyAdam(learning_rate=run.rate),
         "units": RawUnits(pixels=run.scale, multipliers="centred"),
         "sharpness": Sharpening(steps=setting.steps),
-        "priors": pal.priors.Box.around(data.mean, weight=run.box * setting.candidates),
+        "priors": BoxOfAll.around(data.mean, weight=run.box),
     }
 
 

@@ -6,18 +6,18 @@ from palimpsest.auditing.agreement import Run, agree, contributing
 from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
-from palimpsest.auditing.evidence import LIKELY, Evidence, PositiveControl, believed
+from palimpsest.auditing.evidence import LIKELY, Evidence, PositiveControl, bar, believed
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker, was_live
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
-from palimpsest.auditing.ranking import kind, rank
+from palimpsest.auditing.ranking import Ranking, kind, rank
 from palimpsest.auditing.reading import AuditEffort, PosedByRole, read_all
 from palimpsest.auditing.result import Reading
 from palimpsest.auditing.shown import shows
 from palimpsest.auditing.speed import measured_budget
 from palimpsest.auditing.stages import cached_json
-from palimpsest.auditing.verdict import judge
+from palimpsest.auditing.verdict import LONGER, judge
 from palimpsest.files.storage import digest
 from palimpsest.runs.journal import note
 from palimpsest.scoring import score
@@ -55,7 +55,7 @@ def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading
     of, candidates = kind(case.subject, plan), contributing(runs["subject"])
     scored = case.truth.score(candidates, looks=looks) if case.truth is not None and len(candidates) else None
     negative = rank(agree(runs["negative"]), of) if min(len(runs[role]) for role in NEEDED) > 1 else None
-    positive = _positive(case, plan, runs["positive"], looks=looks)
+    positive = _positive(case, plan, runs["positive"], negative, looks=looks)
     evidence = Evidence(
         ranking=believed(rank(agree(runs["subject"]), of), negative, positive),
         negative=negative,
@@ -72,11 +72,15 @@ def judged(tried: Attempt, *, looks: int, trace: float | None = None) -> Reading
         finished=tried.finished,
         looks=looks,
         live=tried.live,
+        rule_known=case.options.optimiser is not None or case.subject.rule is not None,
     )
+    verdict = replace(judge(evidence), of=tried.attacker.name)
+    if case.options.steps is not None:  # then more time alone changes nothing
+        verdict = replace(verdict, advice=verdict.advice.replace(LONGER, LONGER.replace("--minutes", "--steps")))
     return Reading(
         **vars(evidence),
         attacker=tried.attacker,
-        verdict=replace(judge(evidence), of=tried.attacker.name),
+        verdict=verdict,
         plan=plan,
         candidates=candidates,
         score=scored,
@@ -124,13 +128,15 @@ def _floor(case: Case, problems: PosedByRole) -> Floor | None:
     return cached_json(case.folder / "floor.json", case.owner, Floor, compute)
 
 
-def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> PositiveControl | None:
+def _positive(
+    case: Case, plan: Plan, runs: list[Run], negative: Ranking | None, *, looks: int
+) -> PositiveControl | None:
     """The positive control, ranked like the subject and compared with its public images."""
     if len(runs) < 2 or not len(agreed := agree(runs)):
         return None
     control, public = positive_control(case, plan), control_images(case, plan)
     ranking = rank(agreed, kind(case.subject, plan))
-    likely = ranking.images[ranking.probability >= LIKELY]
+    likely = ranking.images[(ranking.probability >= LIKELY) & (ranking.probability > bar(negative))]
     return PositiveControl(
         ranking=ranking,
         comparison=score(contributing(runs), public.images, held_out=public.held_out, looks=looks).verdict,
@@ -139,4 +145,5 @@ def _positive(case: Case, plan: Plan, runs: list[Run], *, looks: int) -> Positiv
         way=way(control, case.subject, plan),
         likely=len(likely),
         real=int(shows(likely, public.images, public.held_out, within=plan.within).sum()),
+        live=plan.live,
     )

@@ -216,9 +216,10 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     told = members(case, found)
     attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
+    costs: list[float] = []  # seconds of the rungs that did not fit
     for i, attacker in enumerate(queue):
         name, folder = attacker.name, case.folder / attacker.name
-        if case.clock.seconds_left < 0 and attempts and not (folder / "plan.json").exists():
+        if case.clock.seconds_left < 0 and (attempts or costs) and not (folder / "plan.json").exists():
             reasons[name] = NO_TIME
             continue
         folder.mkdir(exist_ok=True)
@@ -230,13 +231,14 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
             attempts[name] = attempt(inner, attacker, found)
         except TooShortError as error:
             reasons[name] = NO_TIME
-            if attacker is queue[-1] and not attempts:
-                raise _too_short(*error.args) from error
+            costs.extend(error.args)
         except (DivergenceError, InvalidInputError) as error:
             reasons[name] = str(error)
             failed.add(name)
             if attacker is queue[-1] and not attempts:
                 raise
+    if not attempts:
+        raise _too_short(case, sum(costs))
     read_further(list(attempts.values()), complete=NO_TIME not in reasons.values())
     traces = {} if told is None or told.doubt else {_traced(case): told.rates.verdict.p_value}
     readings = {name: judged(tried, looks=len(queue), trace=traces.get(name)) for name, tried in attempts.items()}
@@ -254,9 +256,13 @@ def share_of_time(attacker: Attacker, *, read: Mapping[str, Any], ahead: Sequenc
     return EFFORT[attacker.name] / (kept + sum(EFFORT[each.name] for each in ahead))
 
 
-def _too_short(seconds: float) -> InvalidInputError:
-    minutes = (seconds / MARGIN / (1 - RESERVE) + LEAST_RESERVE) / 60
-    return InvalidInputError(f"at its present speed, this machine needs more time; give --minutes {math.ceil(minutes)}")
+def _too_short(case: Case, seconds: float) -> InvalidInputError:
+    """``seconds`` is what the shortest plans take of all rungs that were tried, besides the time that is spent."""
+    given, reserve = case.options.minutes, case.options.reserve
+    spent = 60 * given - reserve - case.clock.seconds_left
+    enough = ((spent + seconds / MARGIN) / (1 - RESERVE) + LEAST_RESERVE) / 60
+    minutes = max(math.ceil(enough), math.ceil(given) + 1)
+    return InvalidInputError(f"at its present speed, this machine needs more time; give --minutes {minutes}")
 
 
 def _rungs(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from scipy.stats import binom
 from torch import Tensor
 
 from palimpsest.auditing.plan import MOST_PUBLIC_IMAGES
@@ -12,6 +13,7 @@ LIKELY = 0.5  # probability from which a candidate counts
 CERTAIN = 0.8  # probability that one candidate must reach for a claim
 FEWEST = 5  # likely candidates of the control that can confirm the estimates
 CONFIRMED = 0.8  # share of the control's likely candidates that must be real
+LUCK = 0.1  # probability up to which so many of them could be real if only half of such candidates were
 READ = 0.75  # a network that was read leaves less than this share of the negative control's unexplained part
 DETERMINED = 0.75  # share that the negative control leaves unexplained if the equations determine images
 NO_MORE = 0.95  # of the same part: such a network explains no more than the negative control does
@@ -31,11 +33,16 @@ class PositiveControl:
     way: float  # the distance it moved, relative to the subject's
     likely: int = 0  # the number of its candidates from `LIKELY` on
     real: int = 0  # how many of those show a public image
+    live: bool = False  # whether it was trained with live batch normalisation, on full batches
 
     @property
     def confirms(self) -> bool | None:
-        """Whether its likely candidates are real. None if there are too few of them."""
-        return None if self.likely < FEWEST else self.real >= CONFIRMED * self.likely
+        """Whether its likely candidates are real. None if there are too few of them to tell."""
+        if self.likely < FEWEST:
+            return None
+        if self.real < CONFIRMED * self.likely:
+            return False
+        return True if binom.sf(self.real - 1, self.likely, 0.5) <= LUCK else None
 
     @property
     def easier(self) -> tuple[str, str] | None:
@@ -47,6 +54,9 @@ class PositiveControl:
         if self.way < AS_FAR:
             reason = f"it moved only {self.way:.2g} times as far from its start"
             return reason, "Audit again in a new folder with more --minutes or more --control-steps."
+        if self.live:
+            reason = "mini-batches with live batch normalisation are harder to read than its full batches"
+            return reason, "Give the training images by --data. They decide."
         return None
 
 
@@ -69,6 +79,7 @@ class Evidence:
         finished: whether there was time for everything that was planned.
         looks: the number of readings of the same weights that are compared with the training images.
         trace: the p-value of the traces that the training images left in the weights, against those of held-out ones.
+        rule_known: whether the optimiser was given, or is known by its state.
         live: whether batch normalisation used the statistics of each batch in training, and the method does not.
     """
 
@@ -87,6 +98,7 @@ class Evidence:
     looks: int = 1
     trace: float | None = None
     live: bool = False
+    rule_known: bool = False
 
     @property
     def compared(self) -> bool:
@@ -127,7 +139,7 @@ class Evidence:
     @property
     def bar(self) -> float:
         """The highest probability of a candidate of the negative control."""
-        return float(self.negative.probability.max()) if self.negative is not None and len(self.negative) else 0.0
+        return bar(self.negative)
 
     @property
     def surplus(self) -> float:
@@ -150,6 +162,11 @@ class Evidence:
             return None
         claimed = self.positive.comparison.outcome is Outcome.LEAKAGE
         return claimed and (self.compared or self.certain(self.positive.ranking))
+
+
+def bar(negative: Ranking | None) -> float:
+    """The highest probability of a candidate of a negative control."""
+    return float(negative.probability.max()) if negative is not None and len(negative) else 0.0
 
 
 def determines(negative: Ranking | None) -> bool:

@@ -50,8 +50,10 @@ def _difference(other: Any, mine: Mapping[str, Any], outputs: list[float]) -> st
     if not isinstance(other, dict) or other.keys() != {*mine, "network"}:
         return "not an audit"
     names = [name for name, value in mine["options"].items() if other["options"].get(name) != value]
-    names += [] if other["identity"] == mine["identity"] else ["weights or images"]
-    names += [] if _close(other["network"]["outputs"], outputs) else ["network"]
+    if other["identity"] != mine["identity"]:
+        names.append("weights or images")
+    elif not _close(other["network"]["outputs"], outputs):  # other weights have other outputs anyway
+        names.append("network")
     if names:
         return f"with other {', '.join(names)}"
     return "" if {name: other[name] for name in mine} == mine else "of another version"

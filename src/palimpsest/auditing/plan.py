@@ -11,7 +11,7 @@ from palimpsest.auditing.ladder import Attacker
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.methods.adam import STAGES
-from palimpsest.runs.problems import Method, Rule, Within
+from palimpsest.runs.problems import CHANGES, Method, Rule, Within
 
 NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
     ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
@@ -25,6 +25,9 @@ ENOUGH_IN_SPAN = 800  # the span has fewer dimensions; there two tangent points 
 NEEDED_RUNS = 2  # of the network and of each control: agreement takes two
 MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
 MOST_TRAINING_STEPS = 10_000
+SMOOTHNESS = 0.1  # weight of total variation
+WHITENED = 0.85  # strength, for the changes of convolutional networks, whose images then need more smoothness:
+SMOOTHER, FEW_PIXELS = 10.0, 64  # times the usual, at most, and the pixels at which the usual suffices
 MARGIN = 0.8  # share of a rung's time that its plan may use, because machines are shared
 TRAINING_SHARE = 0.15  # share of the time for training the positive control
 RECORD_EVERY = 5  # steps at least: recording costs time, and the measured speed must hold for short runs too
@@ -46,11 +49,19 @@ class Plan:
     seed: int
     rule: Rule = "sgd"  # the optimiser of the training
     live: bool = False  # whether candidates are one batch, with live batch normalisation
+    whitening: float | None = None  # None: the usual strength of the method
 
     @property
     def nodes(self) -> dict[int, tuple[float, ...]]:
         """The choices of tangent points; empty for methods without them."""
         return NODES.get((self.method, self.rule), {})
+
+    @property
+    def searched(self) -> str:
+        """Where candidates are searched, in words."""
+        if self.within == "span":
+            return "the span of the images, which the first layer shows"
+        return "all images, with whitened changes of the layers" if self.whitening else "all images"
 
     @property
     def record_every(self) -> int:
@@ -89,19 +100,24 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
     usual = n if attacker.live and n else max(2 * likely, fewest)  # others would change the statistics of a live batch
     candidates = options.candidates or min(usual, MOST_CANDIDATES)
     assert attacker.method is not None
+    within: Within = "everywhere" if attacker.directions is None else "span"
+    sums = attacker.method in CHANGES and attacker.rule == "sgd" and not attacker.live
+    whitened = found.convolutional and sums and within == "everywhere"
+    smoothness = SMOOTHNESS * min(max(found.pixels / FEW_PIXELS, 1.0), SMOOTHER) if whitened else SMOOTHNESS
     return Plan(
         method=attacker.method,
-        within="everywhere" if attacker.directions is None else "span",
+        within=within,
         at=NODES[attacker.method, attacker.rule][1] if attacker.method in ("ntk", "path") else (),
         candidates=candidates,
         steps=ENOUGH_STEPS,
         restarts=NEEDED_RUNS,
-        total_variation=0.1 if options.total_variation is None else options.total_variation,
+        total_variation=smoothness if options.total_variation is None else options.total_variation,
         control_images=min(n or max(1, candidates // 2), candidates, MOST_PUBLIC_IMAGES),
         control_steps=MOST_TRAINING_STEPS,
         seed=options.seed,
         rule=attacker.rule,
         live=attacker.live,
+        whitening=WHITENED if whitened else None,
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from palimpsest.auditing.normalisation import live_layers
 from palimpsest.auditing.relation import relation
@@ -50,6 +51,8 @@ class Preflight:
     """Why the start of training cannot be used; empty if it can."""
     live_layers: int = 0
     """The number of batch normalisations that used the statistics of each batch in training."""
+    convolutional: bool = False
+    """Whether the network has convolutions."""
 
     def images_determined(self, segments: int) -> int:
         """The number of images that the equations of all segments could determine, by count alone."""
@@ -110,6 +113,7 @@ def preflight(subject: Subject) -> Preflight:
         units=sum(len(θ[name]) for name in matrices),
         unusable=unusable,
         live_layers=live_layers(subject),
+        convolutional=any(isinstance(each, _ConvNd) for each in subject.model.modules()),
     )
 
 

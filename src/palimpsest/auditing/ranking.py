@@ -39,7 +39,8 @@ class Kind:
 
 def kind(subject: Subject, plan: Plan) -> Kind:
     method = "adam" if plan.rule == "adam" else plan.method
-    return Kind(method, plan.within, _family(subject.model), "one" if subject.outputs == 1 else "several")
+    family = "other" if plan.live else _family(subject.model)  # a live layer need not have parameters
+    return Kind(method, plan.within, family, "one" if subject.outputs == 1 else "several")
 
 
 def _family(model: nn.Module) -> str:

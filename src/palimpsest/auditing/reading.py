@@ -73,6 +73,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         image_shape=subject.image_shape,
         at=at or 0.5,
         within=None if plan.within == "span" else "everywhere",
+        whitening=plan.whitening,
         rule=plan.rule,
         continues=subject.continues,
         live=plan.live,

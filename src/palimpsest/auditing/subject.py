@@ -26,6 +26,7 @@ from palimpsest.files import weights
 from palimpsest.files.series import InMemory, Sources, series
 from palimpsest.files.updates import rounds
 from palimpsest.methods import moments
+from palimpsest.methods.way import better_order, spread
 from palimpsest.objectives import smoothing
 from palimpsest.runs.problems import Rule
 
@@ -34,6 +35,7 @@ Weights = Mapping[str, Tensor]
 PROBE_SHARPNESS = 10.0  # a network that can be smoothed at one sharpness can be smoothed at all
 PROBES = 2  # images that a network is tried on
 NOT_READ = "the optimiser's state is not read"
+MOST_SEGMENTS = 4  # between checkpoints
 MOST_CHANNELS = 4  # of an image whose channels are taken to come last
 
 
@@ -129,7 +131,7 @@ def subject(
     outputs = math.prod(_outputs(model, shape).shape[1:])
     remarks = [f"the final weights are those of {end}"]
     remarks += [] if start is None else [f"the initial weights are those of {start}"]
-    segments, more = _segments(model, start, end, checkpoints, updates, key)
+    segments, more, order = _segments(model, start, end, checkpoints, updates, key)
     moment, about = _moment(model, end.optimiser)
     first = segments[0][0] if checkpoints is not None and start is None else None if start is None else start.tensors
     known = None if first is None else dict(first)
@@ -137,7 +139,7 @@ def subject(
     optimiser = moment and end.optimiser
     return Subject(
         model, known, shape, outputs, fresh, told, tuple(segments), moment, optimiser, start is not None,
-        doubts=_later(start, end), rule=None if updates else _rule(end.optimiser), continues=updates is None,
+        doubts=(*_later(start, end), *order), rule=None if updates else _rule(end.optimiser), continues=updates is None,
     )  # fmt: skip
 
 
@@ -164,16 +166,22 @@ def _segments(
     checkpoints: Sources | InMemory | None,
     updates: Sources | None,
     key: str | None,
-) -> tuple[list[tuple[Weights, Weights]], list[str]]:
-    """(θ_{j−1}, θ_j) between checkpoints, or before and after the client's training in each round; and remarks."""
+) -> tuple[list[tuple[Weights, Weights]], list[str], list[str]]:
+    """(θ_{j−1}, θ_j) between checkpoints, or before and after the client's training in each round; remarks; doubts."""
     if checkpoints is not None and updates is not None:
         raise InvalidInputError("there are checkpoints and updates; audit either --checkpoints or --updates")
     names = [name for name, p in model.named_parameters() if p.requires_grad]
     if checkpoints is not None:
         way = series(model, checkpoints, key=key, initial=start, trained=end)
         check_one_training([(found.source, found.tensors) for found in way], names)
-        remarks = [f"checkpoint {j} of {len(way)} is {found}" for j, found in enumerate(way, start=1)]
-        return list(pairwise(found.tensors for found in way)), remarks
+        states = [{name: found.tensors[name] for name in names} for found in way]
+        order = [Path(way[j].source).name for j in better_order(states)]
+        doubts = [f"the checkpoints may be in another order: by their weights, {', '.join(order)}"] if order else []
+        chosen = spread(states, MOST_SEGMENTS)
+        remarks = [f"checkpoint {j + 1} of {len(way)} is {way[j]}" for j in chosen]
+        if len(chosen) < len(way):
+            remarks += [f"the audit uses these {len(chosen)}: more checkpoints take longer and read little more"]
+        return list(pairwise(way[j].tensors for j in chosen)), remarks, doubts
     every = [] if updates is None else rounds(model, updates, key=key)
     remarks = [f"round {each.number} is {', '.join(each.sources)}" for each in every]
     after = [{name: t + each.change.get(name, 0) for name, t in each.weights.items()} for each in every]
@@ -181,7 +189,7 @@ def _segments(
         check_one_training([(each.sources[0], each.weights), (f"the clients of round {each.number}", θ)], names)
     sent = [(each.sources[0], each.weights) for each in every]
     check_one_training([*sent, (end.source, end.tensors)] if sent else [], names)
-    return [(each.weights, θ) for each, θ in zip(every, after, strict=True)], remarks
+    return [(each.weights, θ) for each, θ in zip(every, after, strict=True)], remarks, []
 
 
 def _rule(optimiser: Mapping | None) -> Rule | None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 import torch
+from scipy.stats import binom
 from torch import Tensor, nn
 
 from palimpsest.auditing.doubts import common_scales
@@ -28,6 +29,7 @@ from palimpsest.scoring.rates import RATES, Rates, rates
 from palimpsest.scoring.verdict import Outcome, judge
 
 LEVEL = 0.01
+LUCK = 0.05  # probability up to which chance could name so many images
 RETESTED = 200  # images of each kind that are tested at other scales, if nothing was found
 
 
@@ -102,7 +104,7 @@ class Membership:
         if self.doubt:
             return f"No verdict: {found}, but {self.doubt}. {auc}"
         start = "Membership shown" if self.outcome is Outcome.LEAKAGE else "No evidence of membership"
-        if self.outcome is Outcome.LEAKAGE and not self.named.any():
+        if self.outcome is Outcome.LEAKAGE and binom.sf(int(self.named.sum()) - 1, n, self.level) > LUCK:
             start = "Membership shown as a whole"
         return f"{start}: {found}. {auc}"
 

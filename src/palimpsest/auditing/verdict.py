@@ -7,9 +7,9 @@ No verdict    Something that a verdict needs is missing, or an assumption of the
 
 The first rule that applies gives the headline. A comparison with given training images that claims leakage comes first,
 because its rate of false claims is known. Wrong data, or a method that does not describe the training, give no verdict.
-Without a comparison, candidates may claim leakage if such candidates of the positive control are real, and if the
-equations determine images: candidates must leave most of the permuted change unexplained. All other rules only weaken
-the claim that nothing was read.
+Without a comparison, candidates may claim leakage if such candidates of a positive control that is as hard to read are
+real, and if the equations determine images: candidates must leave most of the permuted change unexplained. All other
+rules only weaken the claim that nothing was read.
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from palimpsest.auditing.evidence import CERTAIN, CHANGES, FEWEST, Evidence
+from palimpsest.auditing.evidence import CERTAIN, CHANGES, Evidence
 from palimpsest.auditing.reasons import Reason
 from palimpsest.scoring import Outcome, Verdict
 
@@ -103,7 +103,8 @@ def _headlines(e: Evidence) -> Iterator[tuple[Outcome, Reason | None, str, str]]
 
 def _claims(e: Evidence, crowded: bool) -> bool:
     """Whether the candidates alone suffice for a claim."""
-    return bool(e.readable) and e.certain(e.ranking) and e.holds and not crowded
+    hard = e.positive is not None and e.positive.easier is None
+    return bool(e.readable) and e.certain(e.ranking) and e.holds and hard and not crowded
 
 
 def _crowded(e: Evidence, p: Tensor) -> bool:
@@ -151,12 +152,12 @@ def _far(e: Evidence, floor: float) -> Reasons:
 
 def _training(e: Evidence) -> str:
     """Kinds of training that the method does not describe."""
-    return f"{_adam(e)}A wrong mean or standard deviation has this effect. So has long training."
+    return f"{_adam(e)}A wrong mean or standard deviation has this effect. So do long training and high learning rates."
 
 
 def _adam(e: Evidence) -> str:
     """Advice on an optimiser that this reading did not assume, with a space behind it."""
-    if e.rule == "adam" or e.method not in ("ntk", "path"):
+    if e.rule_known or e.rule == "adam" or e.method not in ("ntk", "path"):
         return ""
     return "If Adam or AdamW trained this network, audit again in a new folder with --optimiser adam. "
 
@@ -187,6 +188,8 @@ def _ambiguities(e: Evidence, p: Tensor, crowded: bool) -> Reasons:
         advice = _remedy(e) if reason is Reason.NO_CONTROL else LONGER
         if reason is Reason.UNDETERMINED:
             advice = f"{_adam(e)}Give the training images by --data. They decide."
+        if reason is Reason.EASIER_CONTROL and e.positive is not None and e.positive.easier:
+            advice = e.positive.easier[1]
         yield reason, f"{_candidates(e, p)}, but {doubt}", f"Look at the pictures. {advice}"
     elif e.surplus >= 1 and not e.ranking.calibrated:
         yield Reason.FAINT, "restarts agree more than by chance, but no candidate stands out", LONGER
@@ -213,7 +216,9 @@ def _weakness(e: Evidence, crowded: bool) -> tuple[Reason, str]:
         likely, real = e.positive.likely, e.positive.real
         few = f"the positive control has only {likely} of them, too few to confirm that they are real"
         refuted = f"only {real} of {likely} such candidates in the positive control are real"
-        return Reason.UNCONFIRMED, few if likely < FEWEST else refuted
+        return Reason.UNCONFIRMED, few if e.positive.confirms is None else refuted
+    if e.positive is not None and e.positive.easier:
+        return Reason.EASIER_CONTROL, f"the positive control may be easier to read: {e.positive.easier[0]}"
     return Reason.UNREAD_CONTROL, "the same effort does not read the control"
 
 

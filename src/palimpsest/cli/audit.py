@@ -102,7 +102,8 @@ class AuditCommand:
         elif self.held_out is not None or (self.mean, self.std) != ("0", "1"):
             raise InvalidInputError("--held-out, --mean and --std belong to the training images; give these as --data")
         started = (time.monotonic() - shared.began) / 60  # loading programs and images counts, too
-        options = vars(self.options) | {"minutes": max(self.options.minutes - started, self.options.minutes / 10)}
+        minutes = self.options.minutes
+        options = vars(self.options) | {"minutes": max(minutes - started, minutes / 10) if minutes > 0 else minutes}
         with resumable(), self._executor() as executor:
             found = auditing.audit(
                 self.network,

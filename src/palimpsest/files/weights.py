@@ -181,7 +181,7 @@ def _with_every_name(model: nn.Module, weights: Mapping[str, Tensor]) -> dict[st
 
 def _shape(t: Tensor) -> str:
     """The shape, and whether it holds whole numbers, which cannot replace real ones."""
-    return ("" if t.is_floating_point() else "whole ") + str(tuple(t.shape))
+    return ("" if t.is_floating_point() else "whole numbers ") + str(tuple(t.shape))
 
 
 # --- where in a file the weights are -------------------------------------------------------------------

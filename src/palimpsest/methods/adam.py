@@ -14,7 +14,6 @@ from palimpsest.objectives.adam_rule import Adjoint, adam_changes
 from palimpsest.objectives.autograd import Parameters, total
 
 STAGES = (0.1, 0.3, 0.5, 0.7, 0.9)
-ROUNDING = 1e-5  # of the largest gradient of a parameter, in root mean square
 
 
 class AdamPath(Path):
@@ -137,7 +136,8 @@ class AdamPath(Path):
         if not self.live:
             return {}
         sizes = {name: t.detach().square().mean().sqrt() for name, t in v.items()}
-        least = ROUNDING * torch.stack(list(sizes.values())).max()
+        rounding = torch.finfo(self.dtype).eps ** 0.5  # of the largest gradient; a sum over images rounds far below it
+        least = rounding * torch.stack(list(sizes.values())).max()
         return {name: (size > least).to(size) for name, size in sizes.items()}
 
 

@@ -56,6 +56,8 @@ class Gradient(Objective):
         if not isinstance(gradient, Mapping):
             raise InvalidInputError(f"the gradient is a {type(gradient).__name__}; give a tensor for each name")
         θ = {name: t.detach() for name, t in model.named_parameters()}
+        if "param_groups" in gradient:
+            raise InvalidInputError("the gradient is the state of an optimiser; give pal.moments(model, state)")
         given = {name: g for name, g in gradient.items() if g is not None}
         if unknown := sorted(given.keys() - θ.keys()):
             raise InvalidInputError(f"the gradient names {unknown[0]!r}; choose among {', '.join(θ)}")

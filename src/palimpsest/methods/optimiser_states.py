@@ -91,7 +91,9 @@ def _groups(optimiser: Mapping) -> list[Mapping]:
     sound = all(isinstance(group, Mapping) and isinstance(group.get("params"), list) for group in groups)
     numbers = [n for group in groups for n in group["params"]] if sound else []
     if not numbers or not all(isinstance(n, int | str) for n in numbers) or len(set(numbers)) != len(numbers):
-        raise WeightsError("the optimiser's state is not that of torch.optim; save optimizer.state_dict()")
+        inner = [name for name, value in optimiser.items() if isinstance(value, Mapping) and "param_groups" in value]
+        remedy = f"give its entry {inner[0]!r}" if inner else "save optimizer.state_dict()"
+        raise WeightsError(f"the optimiser's state is not that of torch.optim; {remedy}")
     return groups
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
+from palimpsest.methods.way import better_order
 from palimpsest.objectives import weighting
 from palimpsest.objectives.autograd import Parameters
 from palimpsest.objectives.base import Objective, Points
@@ -65,6 +67,9 @@ class Path(Objective):
         whitening: float = 0.0,
     ) -> None:
         ends, others = _read(model, checkpoints)
+        if isinstance(checkpoints[0], Mapping) and (order := better_order([ends[0][0], *(end for _, end in ends)])):
+            said = f"the checkpoints may be in another order: in the order {order} their way is far shorter; check it"
+            warnings.warn(said, stacklevel=2)
         m = len(ends)
         c = [float(shrinkage)] * m if isinstance(shrinkage, int | float) else list(shrinkage)
         if len(c) != m:

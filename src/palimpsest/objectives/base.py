@@ -14,7 +14,8 @@ gives both gradients at once:
     ∂L/∂λ_is = −2 g_is,   ∂L/∂x_i = −2 ∇_x Σ_s λ_is g_is,   g_is = ⟨w∘r, f_s(x_i)⟩.
 
 A third pass gives the splitting matrix S(x_i) = −2 ∇²_x Σ_s λ_is g_is, with r held fixed, for all Lanczos products. A
-method may relate L to v in another way; the pull −½ ∂L/∂v then takes the place of w∘r.
+method may relate L to v in another way; the pull −½ ∂L/∂v then takes the place of w∘r. So it does with whitening, which
+measures r by another norm; see :mod:`palimpsest.objectives.norm`.
 
 :mod:`palimpsest.objectives.binding` checks the arguments and chooses the engine: `dense` for stacks of dense layers,
 `autograd` for any other network. Candidates may be taken in chunks: v adds up over them, and given r each chunk's
@@ -444,7 +445,7 @@ class Objective(ABC):
 
         and the candidates together are X. All of them are taken in one piece: there are no chunks, no further
         processes, and no splitting, because S(x_i) does not say how a copy of x_i changes the statistics of the others.
-        All batch normalisation is taken as live. Give as many candidates as there are training images.
+        All layers of batch normalisation are taken as live. Give as many candidates as there are training images.
         """
         return self._changed(live=True, _network=replace(self._network, live=True))
 
@@ -471,9 +472,10 @@ class Objective(ABC):
 
     def operations(self) -> list[object]:
         """What the operations of its derivatives depend on, besides candidates and the numbers in tensors."""
-        flags = (self.signed, self.exact_forward, self.live, self.whitening, self.sharpness, type(self.weights))
+        flags = (self.signed, self.exact_forward, self.live, self.whitening, self.sharpness, self._may_be_dense)
         shapes = {name: tuple(t.shape) for name, t in self.target.items()}
-        return [type(self), *flags, shapes, str(self._network.module)]
+        numbers = (self.weights if isinstance(self.weights, dict) else None, self.segments.shares)  # kernels hold them
+        return [type(self), *flags, *numbers, shapes, str(self._network.module)]
 
 
 def _copied(values: Mapping[str, Tensor]) -> Parameters:

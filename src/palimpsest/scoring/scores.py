@@ -131,7 +131,12 @@ def score(
         >>> result.verdict.outcome.value, result.verdict.recovered > 20
         ('leakage', True)
     """
-    candidates = reconstruction if isinstance(reconstruction, Tensor) else reconstruction.images
+    candidates = reconstruction if isinstance(reconstruction, Tensor) else getattr(reconstruction, "images", None)
+    given = {"the reconstruction": candidates, "images": images, "held_out": images if held_out is None else held_out}
+    for name, value in given.items():
+        if not isinstance(value, Tensor):
+            raise InvalidInputError(f"{name} is a {type(value).__name__}; give a tensor, as torch.as_tensor makes one")
+    assert isinstance(candidates, Tensor)
     candidates = candidates.detach().double()
     others = images[:0] if held_out is None else held_out
     _check(candidates, images, others)

@@ -80,6 +80,8 @@ def merge(
         >>> len(pal.merging.merge(objective, x, torch.ones(2), None).x)
         1
     """
+    if objective.live:
+        raise InvalidInputError("candidates that share live batch normalisation do not merge; leave merging out")
     policy = policy or Merging()
     λ = multipliers.reshape(len(x), -1)
     copies = _copies(x, multipliers, labels, policy.alike)

@@ -186,11 +186,12 @@ def refusing_unknown_keywords(function: Callable[P, R]) -> Callable[P, R]:
         try:
             signature.bind(*args, **kwargs)
         except TypeError as error:
-            unknown = next(iter(kwargs.keys() - signature.parameters.keys()), "")
-            near = difflib.get_close_matches(unknown, signature.parameters, n=1)
-            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            reason = str(error)
+            for unknown in sorted(kwargs.keys() - signature.parameters.keys()):
+                near = difflib.get_close_matches(unknown, signature.parameters, n=1)
+                reason = f"there is no argument {unknown!r}" + (f" (did you mean {near[0]!r}?)" if near else "")
             known = ", ".join(signature.parameters)
-            raise InvalidInputError(f"pal.{function.__name__}: {error}{hint}; its arguments are {known}") from error
+            raise InvalidInputError(f"pal.{function.__name__}: {reason}; its arguments are {known}") from error
         return function(*args, **kwargs)
 
     return checked
