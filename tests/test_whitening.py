@@ -46,15 +46,15 @@ def test_singular_values_of_the_whitened_target_are_powers(shape, p):
     torch.manual_seed(0)
     T = torch.randn(shape, dtype=torch.float64)
     (metric,) = metrics({"W": T}, (1.0,), several=False, p=p).values()
-    before, after = (torch.linalg.svdvals(t.flatten(1)) for t in (T, metric.half(T)))
+    before, after = (torch.linalg.svdvals(t.flatten(1)) for t in (T, metric(T)))
     assert torch.allclose(after / after[0], (before / before[0]) ** (1 - p))
-    assert torch.allclose(metric.half(metric.half(T)), metric(T))
+    assert torch.allclose(metric(metric(T)), metric.squared(T))
 
 
 def test_weak_directions_do_not_count_beyond_the_limit():
     σ = torch.tensor([1.0, 0.1, SMALLEST / 10, 0.0], dtype=torch.float64)
     (metric,) = metrics({"W": σ.diag()}, (1.0,), several=False, p=1.0).values()
-    counts = metric(torch.eye(4, dtype=torch.float64)).diagonal()
+    counts = metric.squared(torch.eye(4, dtype=torch.float64)).diagonal()
     assert torch.allclose(counts[2], counts[3])
     assert torch.allclose(counts[2] / counts[0], torch.tensor(SMALLEST**-2, dtype=torch.float64))
     assert len(metric.B.g) == 2

@@ -19,10 +19,10 @@ from tiny_experiment import TINY, arguments, results_in
 import palimpsest as pal
 from audited import SHAPE, fitted_mlp, mlp, truth
 from palimpsest import errors
-from palimpsest.auditing import aside, further, speed
-from palimpsest.auditing.aside import read_aside
+from palimpsest.auditing import further, on_workers, speed
 from palimpsest.auditing.case import Case, Clock
 from palimpsest.auditing.ladder import Attacker
+from palimpsest.auditing.on_workers import read_on_workers
 from palimpsest.auditing.options import Options
 from palimpsest.auditing.plan import timed_plan, untimed_plan
 from palimpsest.auditing.preflight import preflight
@@ -170,7 +170,7 @@ def planned(case):
 
 
 def test_training_images_and_the_run_folder_do_not_leave_the_machine(case):
-    read_aside(case, planned(case), [("subject", 0)])
+    read_on_workers(case, planned(case), [("subject", 0)])
     assert (case.folder / "runs" / "subject-0.safetensors").exists()
     [sent] = case.executor.sent
     weights = next(iter(case.subject.model.parameters())).detach()
@@ -181,7 +181,7 @@ def test_training_images_and_the_run_folder_do_not_leave_the_machine(case):
 
 def test_a_part_without_time_leaves_its_state_which_the_audit_shows(case):
     case, plan = replace(case, clock=Clock(0.0)), planned(case)
-    read_aside(case, plan, plan.runs(controls=False))
+    read_on_workers(case, plan, plan.runs(controls=False))
     assert sorted(path.name for path in (case.folder / "runs").iterdir()) == [
         "subject-0.checkpoint",
         "subject-1.checkpoint",
@@ -198,7 +198,7 @@ def test_the_time_that_is_left_goes_into_restarts_on_all_workers_at_once(tmp_pat
         at_once.append([*parts])
         return completed(parts, *where, **limits)
 
-    monkeypatch.setattr(aside, "completed", counted)
+    monkeypatch.setattr(on_workers, "completed", counted)
     monkeypatch.setattr(speed, "MEASURED_SECONDS", 0.01)
     ours, quick = fitted_mlp(steps=20), {**QUICK, "restarts": None, "controls": False, "rungs": ("W0",)}
     given = {"initial": ours.initial, "image_shape": SHAPE, "out": tmp_path / "audit", "executor": Here()} | quick

@@ -3,12 +3,12 @@
 from dataclasses import asdict, dataclass, replace
 
 from palimpsest.auditing.agreement import Run, agree, contributing
-from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.case import Case, TooShortError
 from palimpsest.auditing.controls import control_images, positive_control, way
 from palimpsest.auditing.evidence import LIKELY, Evidence, PositiveControl, bar, believed
 from palimpsest.auditing.floor import Floor, floor
 from palimpsest.auditing.ladder import Attacker, was_live
+from palimpsest.auditing.on_workers import read_on_workers
 from palimpsest.auditing.plan import Budget, Plan, timed_plan, untimed_plan
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.auditing.ranking import Ranking, kind, rank
@@ -44,7 +44,7 @@ def attempt(case: Case, attacker: Attacker, found: Preflight) -> Attempt:
     case = replace(case, owner=digest(case.owner, asdict(plan)))  # the later files belong to this plan
     problems = PosedByRole(case, plan)
     tested = _floor(case, problems)
-    read_aside(case, plan, plan.runs(controls=case.options.controls))
+    read_on_workers(case, plan, plan.runs(controls=case.options.controls))
     live = was_live(found, case.options) and not plan.live
     return Attempt(case, attacker, plan, tested, live, *read_all(case, plan, problems))
 

@@ -14,7 +14,7 @@ audit.json               the verdict and its numbers, for programs              
 images.csv               an answer for each training image, if they are given                images.py
 report.html              the verdict and the evidence behind it                              page.py
 
-Workers of an executor may do the reconstructions, several at a time (aside.py).
+Workers of an executor may do the reconstructions, several at a time (on_workers.py).
 """
 
 import math

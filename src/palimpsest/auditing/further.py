@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from statistics import median
 
-from palimpsest.auditing.aside import read_aside
 from palimpsest.auditing.attack import Attempt, judged
 from palimpsest.auditing.case import Clock, OutOfTimeError
+from palimpsest.auditing.on_workers import read_on_workers
 from palimpsest.auditing.plan import NEEDED_RUNS, two_digits
 from palimpsest.auditing.reading import CHECKPOINT, PosedByRole, file_of, read_once
 from palimpsest.auditing.stages import cached_json
@@ -117,7 +117,7 @@ class _Rung:
         """Further restarts, each with its steps. If the time runs out, the rest is taken back."""
         for steps in dict.fromkeys(every):
             runs = [("subject", number) for number, its in enumerate(every, self.restarts) if its == steps]
-            read_aside(self.tried.case, replace(self.planned, steps=steps), runs)
+            read_on_workers(self.tried.case, replace(self.planned, steps=steps), runs)
         for steps in every:
             if not self._read(steps):
                 break

@@ -26,7 +26,7 @@ from palimpsest.files import weights
 from palimpsest.files.series import InMemory, Sources, series
 from palimpsest.files.updates import rounds
 from palimpsest.methods import moments
-from palimpsest.methods.way import better_order, spread
+from palimpsest.methods.trail import better_order, spread
 from palimpsest.objectives import smoothing
 from palimpsest.runs.problems import Rule
 

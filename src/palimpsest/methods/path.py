@@ -9,7 +9,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from palimpsest.errors import InvalidInputError
-from palimpsest.methods.way import better_order
+from palimpsest.methods.trail import better_order
 from palimpsest.objectives import weighting
 from palimpsest.objectives.autograd import Parameters
 from palimpsest.objectives.base import Objective, Points

@@ -36,7 +36,7 @@ class Norm:
 
     def half_gradient(self, r: Parameters) -> Parameters:
         """w∘HHr."""
-        HHr = {name: self.metrics[name](t) if name in self.metrics else t for name, t in r.items()}
+        HHr = {name: self.metrics[name].squared(t) if name in self.metrics else t for name, t in r.items()}
         if isinstance(self.weights, Likelihood):
             w = self.weights.weights(self._squares(r))
             return {name: w[name] * t for name, t in HHr.items()}
@@ -51,4 +51,4 @@ class Norm:
     def _squares(self, r: Parameters) -> Parameters:
         """‖H_p r_p‖² of each parameter."""
         H = self.metrics
-        return {name: self.segments.square(H[name].half(t) if name in H else t) for name, t in r.items()}
+        return {name: self.segments.square(H[name](t) if name in H else t) for name, t in r.items()}

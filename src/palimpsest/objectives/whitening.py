@@ -51,8 +51,9 @@ class Side:
         """Times t (…, d, n)."""
         return t - self.U @ (self.g[:, None] * (self.U.T @ t))
 
-    def twice(self, t: Tensor) -> Tensor:
-        return replace(self, g=self.g * (2 - self.g))(t)
+    @property
+    def squared(self) -> Side:
+        return replace(self, g=self.g * (2 - self.g))
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Side:
         return Side(self.U.to(device, dtype), self.g.to(device, dtype))
@@ -66,15 +67,15 @@ class Metric:
     A: Side
     c: float
 
-    def half(self, r: Tensor) -> Tensor:
+    def __call__(self, r: Tensor) -> Tensor:
         """H r, for r of the shape of the layer's weights, or with a first axis for several targets."""
         rows = r.reshape(-1, len(self.B.U), len(self.A.U))
         return (self.c * self.A(self.B(rows).mT).mT).view_as(r)
 
-    def __call__(self, r: Tensor) -> Tensor:
-        """H H r."""
-        rows = r.reshape(-1, len(self.B.U), len(self.A.U))
-        return (self.c**2 * self.A.twice(self.B.twice(rows).mT).mT).view_as(r)
+    @property
+    def squared(self) -> Metric:
+        """H H."""
+        return Metric(self.B.squared, self.A.squared, self.c**2)
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Metric:
         return Metric(self.B.to(device, dtype), self.A.to(device, dtype), self.c)
@@ -91,6 +92,6 @@ def metrics(target: Parameters, shares: Sequence[float], *, several: bool, p: fl
         B = Side.of(scaled.transpose(0, 1).flatten(1), p / 2)
         A = Side.of(scaled.flatten(0, 1).T, p / 2)
         one = Metric(B, A, 1.0)
-        c = float(scaled.norm() / one.half(scaled).norm())
+        c = float(scaled.norm() / one(scaled).norm())
         found[name] = replace(one, c=c).to(T.device, T.dtype)
     return found

@@ -33,7 +33,7 @@ class Stage(NamedTuple):
     needs: tuple[Path, ...] = ()
 
 
-def read_aside(case: Case, plan: Plan, runs: Iterable[tuple[str, int]]) -> None:
+def read_on_workers(case: Case, plan: Plan, runs: Iterable[tuple[str, int]]) -> None:
     """Put the missing files of these reconstructions into the folder, if the audit has workers.
 
     The reconstructions that a verdict needs come first. The positive control is trained at the same time.

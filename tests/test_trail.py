@@ -1,4 +1,4 @@
-"""The way of a training through its checkpoints: its order, and a choice among many."""
+"""The trail of a training: the order of its checkpoints, and a choice among many."""
 
 import copy
 from itertools import pairwise
@@ -8,7 +8,7 @@ import torch
 
 import palimpsest as pal
 from palimpsest.auditing.subject import MOST_SEGMENTS, subject
-from palimpsest.methods.way import better_order, distance, spread
+from palimpsest.methods.trail import better_order, distance, spread
 
 SHAPE = (1, 4, 4)
 
