@@ -115,3 +115,12 @@ def test_an_audit_of_final_weights_alone_says_why_it_does_not_decide(tmp_path):
     )  # fmt: skip
     assert found.report.name == "report.html"
     assert found.verdict.reason == pal.auditing.reasons.Reason.LIVE_NORMALISATION
+
+
+def test_an_option_against_the_statistics_is_a_doubt(tmp_path):
+    start, end = trained(convolutional)
+    found = pal.audit(
+        convolutional, end["model"], initial=start, image_shape=SHAPE, out=tmp_path, samples=N, batch_norm="fixed",
+        steps=3, restarts=2, tangents=1, controls=False, control_steps=3, minutes=60.0, rungs=["W0"],
+    )  # fmt: skip
+    assert any("--batch-norm" in doubt for doubt in found.doubts)

@@ -212,7 +212,8 @@ def _climb(case: Case, found: Preflight, signs: tuple[str, ...]) -> Audit:
     able = {each.name: each for each in ladder if each.method is not None and each.name in chosen}
     queue = [able[name] for name in ORDER if name in able]
     if not queue:
-        raise InvalidInputError(f"no rung can be read: {'; '.join(reasons[name] for name in chosen)}")
+        why = "; ".join(reasons[name] for name in chosen)
+        raise InvalidInputError(f"no rung can be read: {why}. Check these files, or choose other --rungs")
     told = members(case, found)
     attempts: dict[str, Attempt] = {}
     failed: set[str] = set()
@@ -300,6 +301,8 @@ def _doubts(case: Case, found: Preflight) -> tuple[str, ...]:
     signs = doubts(case.subject, case.truth, rule=case.options.optimiser, counted=found.samples)
     if case.options.optimiser == "adam" and case.subject.initial is None and not case.subject.segments:
         note("--optimiser adam changes nothing without weights before or during training; add --initial")
+    if case.options.batch_norm == "fixed" and found.live_layers:
+        signs += ("--batch-norm is fixed, but the running statistics changed in training",)
     for sign in signs:
         note(f"check the files: {sign}")
     return signs

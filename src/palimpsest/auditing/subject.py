@@ -365,7 +365,8 @@ def _refusing_failures(image_shape: tuple[int, ...]) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:  # the user's code may raise anything
         shape = ",".join(map(str, image_shape))
-        raise InvalidInputError(f"the network does not take images of shape {shape}: {_first_line(error)}") from error
+        reason = f"the network does not take images of shape {shape} ({_first_line(error)})"
+        raise InvalidInputError(f"{reason}; check the shape") from error
 
 
 def _logits(outputs: Any) -> Tensor | None:
