@@ -2,9 +2,9 @@
 
     python experiments/showcase.py        writes docs/figures/convolutional.png and docs/results/showcase.json
 
-The network is the row `cnn-20-whitened` of experiments/networks_in_use, with its first seed. The picture shows all of its
-20 training images, so that no choice is made, below their nearest candidates. CIFAR-10 is looked for in PALIMPSEST_DATA.
-It takes minutes on a CPU.
+The network is the row `cnn-20-whitened` of experiments/networks_in_use, with its first seed. The picture shows all of
+its 20 training images, so that no choice is made, below their nearest candidates. CIFAR-10 is looked for in
+PALIMPSEST_DATA. It takes minutes on a CPU.
 """
 
 from __future__ import annotations
