@@ -21,7 +21,6 @@ MEANS = {
     "multiclass": "the final weights, at a maximum margin",
     "kkt-signed": "the final weights, as weight decay leaves them",
 }
-SEGMENTS = ("checkpoints", "updates")  # files that split the training into segments
 LOSSES = {False: "squared or logistic", True: "cross_entropy or squared"}  # by whether there are several outputs
 
 
@@ -59,7 +58,9 @@ def _means(audit: Reading) -> str:
 def _knowledge(audit: Reading, found: Preflight, given: Checksums) -> str:
     known = ["The network's code", "the final weights"]
     known += ["the initial weights"] if audit.method in ("ntk", "path") and "initial weights" in given else []
-    known += [f"{len(given[kind])} {kind}" for kind in SEGMENTS if audit.method == "path" and kind in given]
+    if audit.method == "path":
+        known += [f"{audit.attacker.segments} segments between checkpoints"] if "checkpoints" in given else []
+        known += [f"{len(given['updates'])} updates"] if "updates" in given else []
     known += ["the optimiser's state"] if audit.method == "gradient" else []
     return f"{', '.join(known[:-1])} and {known[-1]}. Number of training images: {counted(audit, found) or 'unknown'}."
 
