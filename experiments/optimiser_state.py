@@ -150,9 +150,8 @@ class Part:
         row, seed, device = self.row, self.seed, reading.device()
         images = training.load(row, seed)
         model = training.before(row, seed, self.scratch).to(device).eval()  # batch norm, if any, is fixed
-        y = images.labels.to(device)
-        left = trained(model, (images.train - images.mean).to(device), y if row.classes == 10 else y.float(),
-                       row.training, seed)  # fmt: skip
+        x, y = images.train - images.mean, training.targets(row, images)
+        left = trained(model, x.to(device), y.to(device), row.training, seed)
         began = time.perf_counter()
         found = read(left, row, images, seed)
         seconds = time.perf_counter() - began

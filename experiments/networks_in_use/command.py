@@ -52,7 +52,7 @@ class Part:
         if row.kind == "resnet":
             model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         x = (images.train - images.mean).to(device)
-        y = images.labels.to(device) if row.classes == 10 else images.labels.to(device).float()
+        y = training.targets(row, images).to(device)
         began = time.perf_counter()
         model, checkpoints, trained = training.train(model, x, y, row.training, seed, row.reading.segments)
         trained["seconds"] = round(time.perf_counter() - began, 1)

@@ -67,6 +67,11 @@ def load(row: Row, seed: int) -> Images:
     return Images(images[chosen], groups[chosen], images[others], mean.contiguous())
 
 
+def targets(row: Row, images: Images) -> Tensor:
+    """What the outputs should be: classes, or a number for each image."""
+    return images.labels if row.classes == 10 else images.labels.float()
+
+
 def sides(classes: Tensor) -> Tensor:
     return 2 * torch.isin(classes, torch.tensor(VEHICLES)).long() - 1
 

@@ -2,6 +2,7 @@
 
 import json
 
+import cloudpickle
 import gradient_inversion
 import optimiser_state
 import pytest
@@ -21,6 +22,17 @@ def test_a_final_checkpoint_is_read_and_scored(name, folder):
     part = json.loads((folder / "parts" / f"{name}-seed1.json").read_text())
     assert len(part["ssim"]) == len(part["shares"]) == len(part["recovered"]) == 10
     assert {"command", "commit", "verdict"} <= set(part)
+
+
+def test_workers_take_the_parts_of_a_script(tmp_path):
+    """What a script holds itself goes to a worker by value, with the modules that it seems to use."""
+    row = optimiser_state.ROWS["mlp-adam-10"].small()
+    part = optimiser_state.Part(row=row, seed=0, small=True, results=tmp_path, scratch=tmp_path)
+    cloudpickle.register_pickle_by_value(optimiser_state)
+    try:
+        assert cloudpickle.dumps(part.run)
+    finally:
+        cloudpickle.unregister_pickle_by_value(optimiser_state)
 
 
 def test_shares_add_up_to_the_moment():
