@@ -29,7 +29,7 @@ from palimpsest.scoring.rates import RATES, Rates, rates
 from palimpsest.scoring.verdict import Outcome, judge
 
 LEVEL = 0.01
-LUCK = 0.05  # probability up to which chance could name so many images
+LUCK = 0.05  # highest probability that chance names the number of images that were named
 RETESTED = 200  # images of each kind that are tested at other scales, if nothing was found
 
 

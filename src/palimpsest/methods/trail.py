@@ -30,7 +30,7 @@ def better_order(trail: Sequence[Weights]) -> list[int]:
 
 
 def spread(trail: Sequence[Weights], segments: int) -> list[int]:
-    """The checkpoints of at most so many segments, at about equal distances from the first.
+    """The checkpoints between at most ``segments`` segments, at about equal distances from the first.
 
     >>> import torch
     >>> spread([{"w": torch.tensor([t])} for t in (0.0, 0.1, 0.2, 1.1, 1.9, 3.0)], 3)
