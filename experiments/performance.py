@@ -30,6 +30,7 @@ import torch
 from networks_in_use import reading
 from networks_in_use import training as in_use
 from networks_in_use.rows import ROWS, Row
+from provenance import made_by
 from torch import nn
 
 import palimpsest as pal
@@ -331,7 +332,7 @@ def write(out: Path, only: str) -> None:
     """Measure the parts, and write the file after each."""
     results = json.loads(out.read_text(encoding="utf-8")) if only and out.exists() else {}
     results |= {"device": device_name(DEVICE), "threads": torch.get_num_threads(), "versions": versions()}
-    results["command"] = f"python {' '.join(sys.argv)}"
+    results |= made_by(f"python {' '.join(sys.argv)}")
     for name in only.split(",") if only else PARTS if DEVICE.type == "cuda" else ON_A_CPU:
         began = time.perf_counter()
         results[name] = PARTS[name]()
