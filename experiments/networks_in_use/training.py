@@ -20,6 +20,7 @@ from networks_in_use import networks
 from networks_in_use.rows import Row, Training
 from palimpsest.datasets.base import ENVIRONMENT, SOURCES
 from palimpsest.execution.precision import matrix_products
+from palimpsest.methods.trail import distance, spread
 
 REPORTED, POOL = (0, 1, 2), 1000  # seed s has images 1000·s … 1000·s + 999, so that seeds share none
 TUNING = 11  # images 4000 to 4999
@@ -186,8 +187,11 @@ class Trail:
     def _state(self) -> dict[str, Tensor]:
         return {name: t.detach().clone() for name, t in self.model.state_dict().items()}
 
+    def _parameters(self, state: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: state[name] for name, _ in self.model.named_parameters()}
+
     def distance(self, state: dict[str, Tensor], other: dict[str, Tensor]) -> float:
-        return math.sqrt(sum(float((state[n] - other[n]).square().sum()) for n, _ in self.model.named_parameters()))
+        return distance(self._parameters(state), self._parameters(other))
 
     def look(self) -> None:
         if self.distance(self.model.state_dict(), self.kept[-1]) > self.gap:
@@ -198,11 +202,9 @@ class Trail:
 
     def checkpoints(self, segments: int) -> list[dict[str, Tensor]]:
         """The start, the end, and weights between them at equal distances from the start."""
-        start, end = self.kept[0], self._state()
-        far = [self.distance(state, start) for state in self.kept]
-        wanted = [self.distance(end, start) * j / segments for j in range(1, segments)]
-        between = [min(range(1, len(far)), key=lambda i, d=d: abs(far[i] - d)) for d in wanted]  # type: ignore[misc]
-        return [start, *(self.kept[i] for i in sorted(set(between))), end]
+        end = self._state()
+        trail = [*(state for state in self.kept if self.distance(state, end) > 0), end]
+        return [trail[j] for j in spread([self._parameters(state) for state in trail], segments)]
 
 
 def train(
