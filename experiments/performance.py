@@ -332,10 +332,10 @@ def write(out: Path, only: str) -> None:
     """Measure the parts, and write the file after each."""
     results = json.loads(out.read_text(encoding="utf-8")) if only and out.exists() else {}
     results |= {"device": device_name(DEVICE), "threads": torch.get_num_threads(), "versions": versions()}
-    results |= made_by(f"python {' '.join(sys.argv)}")
     for name in only.split(",") if only else PARTS if DEVICE.type == "cuda" else ON_A_CPU:
         began = time.perf_counter()
         results[name] = PARTS[name]()
+        results.setdefault("parts", {})[name] = made_by(f"python experiments/performance.py --out {out} --only {name}")
         out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
         print(f"{name}: {time.perf_counter() - began:.0f} s", json.dumps(results[name], ensure_ascii=False), flush=True)
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from published.raw import LazyAdam, RawUnits, Sharpening
 from torch import nn
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -49,6 +50,24 @@ def test_plain_relus_are_differentiated_as_autograd_does():
     by_hand = case.objective.loss_and_gradients(*case.arguments)
     by_autograd = case.objective.by_autograd().loss_and_gradients(*case.arguments)
     assert all(close(a, b) for a, b in zip(by_hand, by_autograd, strict=True))
+
+
+@pytest.mark.parametrize("segments", [1, 2])
+def test_a_step_of_a_network_in_another_memory_layout_can_be_compiled(segments):
+    """Without kernels: torch refuses some operations on such tensors while it reads the code."""
+    torch.manual_seed(0)
+    layers = (nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 1))
+    model = nn.Sequential(*layers).double().to(memory_format=torch.channels_last)
+    states = [{name: t.clone() + j for name, t in model.state_dict().items()} for j in range(-segments, 1)]
+    objective = pal.Path(model, states).within(Everywhere((3, 4, 4)))
+    x, λ = torch.randn(2, 3, 4, 4).double(), torch.randn(2, segments).double()
+    bound = objective.bind(x, λ, None)
+
+    def derivatives(x, λ):
+        return objective.error_and_half_gradients(bound, x, λ, None)
+
+    compiled = torch.compile(make_fx(derivatives)(x, λ), backend="eager", fullgraph=True)
+    assert all(close(a, b) for a, b in zip(compiled(x, λ)[1:], derivatives(x, λ)[1:], strict=True))
 
 
 class Foreign(nn.Module):

@@ -22,14 +22,14 @@ from palimpsest import __version__
 if TYPE_CHECKING:
     from palimpsest.execution.graph import Tensors
 
-# docs/results/performance-h200.json: of a step as a graph, fusing saves 34 to 38 % on four shapes.
-GAIN = 0.34
-# Seconds. COMPILING is the first run of that file minus the second, 27.2 − 5.3. LOADING kernels from disk into a new
-# process took 3.4 to 3.7 s of a CPU core; on a GPU it was not measured.
-COMPILING, LOADING = 22.0, 4.0
+# docs/results/performance-h200.json: of a step as a graph, fusing saves 24 to 35 % on four shapes.
+GAIN = 0.3
+# Seconds. By docs/results/cold-start.json, 20,000 steps take 8.4 s as a graph, 35.4 s with new kernels and 20.6 s with
+# kernels from disk. Of these, 5.9, 4.5 and 4.5 s are the steps themselves. The rest is 28 and 14 s longer if compiled.
+COMPILING, LOADING = 28.0, 14.0
 # The share of the first time that compiling takes again: 0.01 to 0.02 for small networks on a CPU, 0.3 for the tracing
 # of ResNet-18. From the second time on, the time itself is known.
-AGAIN = 0.1
+AGAIN = 0.05
 FOLDER, DISK = "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_FX_GRAPH_CACHE"
 
 _compiled: dict[str, float] = {}  # the problems of this process, and the seconds that each will take again
@@ -38,7 +38,7 @@ _compiled: dict[str, float] = {}  # the problems of this process, and the second
 def pays(left: int, step: float, cost: float) -> bool:
     """Whether fused kernels save more seconds of the steps that are left than they cost; a plain step takes ``step``.
 
-    >>> pays(20_000, 0.382e-3, COMPILING), pays(20_000, 0.382e-3, 1.0), pays(200_000, 0.382e-3, COMPILING)
+    >>> pays(20_000, 0.296e-3, COMPILING), pays(20_000, 0.296e-3, 1.0), pays(400_000, 0.296e-3, COMPILING)
     (False, True, True)
     """
     return left * GAIN * step > cost

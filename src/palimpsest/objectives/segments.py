@@ -60,7 +60,9 @@ class Segments:
         """w t; with several targets, w t_j / (m ‖T_j‖²)."""
         if self.lengths is None:
             return t if w == 1 else w * t
-        u = torch.empty_like(t)
+        if len(t) == 1:
+            return self.shares[0] * w * t
+        u = torch.empty(t.shape, dtype=t.dtype, device=t.device)  # contiguous: compiled code cannot write elsewhere
         for s, t_j, u_j in zip(self.shares, t, u, strict=True):  # numbers, not a tensor: a CUDA graph cannot copy one
             torch.mul(t_j, s * w, out=u_j)
         return u
