@@ -1,7 +1,11 @@
 """Derivatives in the coordinates of a subspace pass the same checks as those in pixels."""
 
+import itertools
+import math
+
 import pytest
 import torch
+from torch import nn
 
 import palimpsest as pal
 from cases import TABLE, make_case
@@ -57,6 +61,67 @@ def test_shapes_that_do_not_fit_are_refused():
         Subspace(torch.zeros(4), torch.zeros(2, 5))
     with pytest.raises(InvalidInputError, match="image_shape"):
         Subspace(torch.zeros(4), torch.zeros(2, 4)).shaped((1, 3, 3))
+
+
+# --- cosines --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shape", [(1, 4, 4), (3, 5, 2), (2, 1, 3)])
+def test_cosines_are_orthogonal_waves_of_the_stated_sizes(shape):
+    """Row by row against the formula, with angles written out."""
+    space, size = pal.Cosines.of(shape), math.prod(shape)
+    B = space.images(torch.eye(size, dtype=torch.float64).view(size, *shape)).flatten(1)
+    sizes = torch.empty(size, dtype=torch.float64)
+    for j, frequency in enumerate(itertools.product(*map(range, shape))):
+        waves = [
+            torch.tensor([math.cos(math.pi * f * (2 * i + 1) / (2 * n)) for i in range(n)], dtype=torch.float64)
+            for f, n in zip(frequency, shape, strict=True)
+        ]
+        wave = torch.einsum("p,i,j->pij", *waves).flatten()
+        assert torch.allclose(B[j] / B[j].norm(), wave / wave.norm())
+        sizes[j] = 2.0 ** -frequency[0] / (1 + math.hypot(*frequency[1:]))
+    assert torch.allclose(B @ B.T, torch.diag(B.square().sum(1)), atol=1e-12)
+    assert torch.allclose(B.norm(dim=1), sizes / sizes.square().mean().sqrt())
+
+
+def test_cosines_invert_and_pull_back():
+    space = pal.Cosines.of((3, 5, 4))
+    c, g = torch.randn(2, 2, 3, 5, 4, dtype=torch.float64).unbind()
+    assert torch.allclose(space.coordinates(space.images(c)), c)
+    assert torch.allclose((space.images(c) * g).sum(), (c * space.pulled_back(g)).sum())
+
+
+def test_every_image_can_be_reached_by_cosines_and_the_rest_of_a_run_is_the_same():
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(128, 1)).double() for _ in range(2)]
+    objective = pal.NTK(models[1], models[0].state_dict())
+    space = pal.Cosines.of((3, 6, 6))
+    c, λ = torch.randn(4, 3, 6, 6).double(), torch.randn(4).double()
+    inside = objective.within(space)
+    dc, dλ = inside.gradients(c, λ)
+    dx, dλ_x = objective.gradients(space.images(c), λ)
+    assert torch.allclose(dc, space.pulled_back(dx))
+    assert torch.allclose(dλ, dλ_x)
+    rec = pal.reconstruct(objective, image_shape=(3, 6, 6), candidates=4, steps=30, within=space, progress=False)
+    assert rec.images.shape == (4, 3, 6, 6)
+    assert rec.loss < 1
+
+
+@pytest.mark.parametrize(
+    ("within", "shape"), [(pal.Cosines.of((1, 4, 4)), (1, 3, 3)), (pal.Cosines.of((1, 4, 4)), 16), ("cosines", 16)]
+)
+def test_cosines_of_other_images_are_refused(within, shape):
+    objective = pal.KKT(pal.networks.MLP(16, (5,)))
+    with pytest.raises(InvalidInputError, match=r"pal\.Cosines\.of"):
+        pal.reconstruct(objective, image_shape=shape, candidates=2, steps=1, within=within)
+
+
+def test_cosines_need_channels_rows_and_columns():
+    with pytest.raises(InvalidInputError, match="channels, rows and columns"):
+        pal.Cosines.of((28, 28))
+
+
+# --- whitening in a subspace ----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("p", [0.5, 1.0])

@@ -67,10 +67,12 @@ def read(
 ) -> tuple[Reconstruction, dict[str, Any]]:
     reading = row.reading
     began = time.perf_counter()
-    objective, within, facts = objective_of(model, checkpoints, reading)
+    objective, subspace, facts = objective_of(model, checkpoints, reading)
+    shape = images.mean.shape
+    within = pal.Cosines.of(shape) if reading.cosines else subspace
     rec = pal.reconstruct(
         objective,
-        image_shape=images.mean.shape,
+        image_shape=shape,
         candidates=round(reading.per_image * row.n),
         steps=reading.steps,
         within=within,

@@ -46,6 +46,8 @@ class Reading:
     weights: Literal["auto"] | None = "auto"
     in_span: bool = False
     """Whether the search is in the span of the first layer's change."""
+    cosines: bool = False
+    """Whether the search is in cosines (`pal.Cosines`) instead of pixels."""
     whitening: float = 0.0
     shrunk: bool = False
     """Whether the start is shrunk as `pal.span` says: weight decay of known initial weights."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from palimpsest.files import storage, weights
     from palimpsest.identifiability import identify
     from palimpsest.methods import KKT, NTK, AdamPath, Gradient, MulticlassKKT, Path, moments, undo_adam
-    from palimpsest.objectives.spaces import Subspace
+    from palimpsest.objectives.spaces import Cosines, Subspace
     from palimpsest.scoring import score
     from palimpsest.solver import merging, optimisers, priors, splitting
     from palimpsest.solver.callbacks import Callback
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from palimpsest.training import train
 
 __all__ = [
-    "KKT", "NTK", "AdamPath", "Callback", "Execution", "Gradient", "Merging", "MulticlassKKT", "Path",
+    "KKT", "NTK", "AdamPath", "Callback", "Cosines", "Execution", "Gradient", "Merging", "MulticlassKKT", "Path",
     "Reconstruction", "Splitting", "Subspace", "__version__", "audit", "auditing", "certify", "datasets", "errors",
     "identifiability", "identify", "merging", "moments", "networks", "optimisers", "priors", "reconstruct", "score",
     "scoring", "span", "splitting", "storage", "train", "undo_adam", "weights",
@@ -36,8 +36,8 @@ __all__ = [
 
 _HOME = {  # the module of each name that is not itself a module; the imports above tell type checkers the same
     "KKT": "methods", "NTK": "methods", "AdamPath": "methods", "Callback": "solver.callbacks",
-    "Execution": "execution", "Gradient": "methods", "Merging": "solver.merging", "MulticlassKKT": "methods",
-    "Path": "methods", "Reconstruction": "solver.reconstruction",
+    "Cosines": "objectives.spaces", "Execution": "execution", "Gradient": "methods", "Merging": "solver.merging",
+    "MulticlassKKT": "methods", "Path": "methods", "Reconstruction": "solver.reconstruction",
     "Splitting": "solver.splitting", "Subspace": "objectives.spaces", "audit": "auditing.audit",
     "certify": "solver.stationarity", "identify": "identifiability", "moments": "methods",
     "reconstruct": "solver.reconstruction", "score": "scoring", "train": "training", "undo_adam": "methods",

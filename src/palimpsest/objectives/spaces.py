@@ -100,4 +100,74 @@ class Subspace:
         return Subspace(self.offset.to(device, dtype, copy=True), self.basis.to(device, dtype, copy=True))
 
 
-Parametrisation = Everywhere | Subspace
+@dataclass(frozen=True)
+class Cosines:
+    """Every image x = B c, by how much it holds of each cosine and colour, relative to natural images.
+
+    The amplitudes of natural images fall with the frequency f about like 1/(1 + f), and their channels are much alike.
+    B adds up cosines on the three axes of an image, each as large as that. Steps of one length in c then shape an image
+    at all sizes at once. Steps of one length in pixels build up noise before they find large shapes.
+
+        x = Σ s_uab c_uab C_u ⊗ D_a ⊗ E_b,   s_uab ∝ 2^(−u) / (1 + √(a² + b²)),   mean of s² = 1
+
+    with the orthonormal cosines C of the channels, D of the rows and E of the columns. `Cosines.of` makes one.
+
+    Examples:
+        >>> space = Cosines.of((1, 2, 2))
+        >>> flat = space.images(torch.tensor([[[[1.0, 0.0], [0.0, 0.0]]]]))
+        >>> bool((flat == flat.mean()).all())
+        True
+    """
+
+    scale: Tensor  # s
+    cosines: tuple[Tensor, Tensor, Tensor]  # C, D and E, a row for each frequency
+
+    @classmethod
+    def of(cls, image_shape: tuple[int, ...]) -> Cosines:
+        """For images of this shape: channels, rows and columns."""
+        if len(image_shape) != 3:
+            raise InvalidInputError(f"the shape {tuple(image_shape)} has no channels, rows and columns; give all three")
+        u, a, b = (torch.arange(size, dtype=torch.float64) for size in image_shape)
+        s = 2 ** -u[:, None, None] / (1 + (a[:, None].square() + b.square()).sqrt())
+        C, D, E = map(_cosines, image_shape)
+        return cls(s / s.square().mean().sqrt(), (C, D, E))
+
+    @property
+    def image_shape(self) -> tuple[int, ...]:
+        return tuple(self.scale.shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.image_shape
+
+    @property
+    def unit(self) -> float:
+        return 1.0
+
+    def images(self, coordinates: Tensor) -> Tensor:
+        """B c."""
+        C, D, E = self.cosines
+        return torch.einsum("kuij,up->kpij", D.T @ (self.scale * coordinates) @ E, C)
+
+    def coordinates(self, images: Tensor) -> Tensor:
+        """B⁻¹ x."""
+        return self.pulled_back(images) / self.scale.square()
+
+    def pulled_back(self, gradient: Tensor) -> Tensor:
+        """Bᵀ g."""
+        C, D, E = self.cosines
+        return self.scale * (D @ torch.einsum("kpij,up->kuij", gradient, C) @ E.T)
+
+    def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Cosines:
+        C, D, E = (t.to(device, dtype, copy=True) for t in self.cosines)
+        return Cosines(self.scale.to(device, dtype, copy=True), (C, D, E))
+
+
+def _cosines(size: int) -> Tensor:
+    """The orthonormal cosines of the discrete cosine transform, a row for each frequency."""
+    i = torch.arange(size, dtype=torch.float64)
+    rows = torch.cos(math.pi * i[:, None] * (i + 0.5) / size)
+    return rows / rows.norm(dim=1, keepdim=True)
+
+
+Parametrisation = Everywhere | Subspace | Cosines

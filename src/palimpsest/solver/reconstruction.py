@@ -18,7 +18,7 @@ from torch import Tensor
 from palimpsest.errors import CheckpointError, DivergenceError, InvalidInputError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Everywhere, Parametrisation, Subspace
+from palimpsest.objectives.spaces import Cosines, Everywhere, Parametrisation, Subspace
 from palimpsest.scoring import metrics, score
 from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
 from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage, require
@@ -205,7 +205,7 @@ def reconstruct(
     image_shape: Sequence[int] | int,
     candidates: int,
     steps: int = 4000,
-    within: Subspace | None = None,
+    within: Subspace | Cosines | None = None,
     splitting: Splitting | None = None,
     merging: Merging | None = None,
     priors: Prior | Sequence[Prior] = (Box(), TotalVariation()),  # noqa: B008 (immutable)
@@ -232,7 +232,8 @@ def reconstruct(
         image_shape: the shape of one image, for example ``(3, 32, 32)``.
         candidates: the number k of candidates at the start. Twice the number of training images is safe.
         steps: the number of gradient steps, all phases together.
-        within: a subspace to search in, for example ``pal.span(model, initial).subspace``. None searches everywhere.
+        within: where to search: a subspace, for example ``pal.span(model, initial).subspace``, or all images by their
+            cosines, ``pal.Cosines.of(image_shape)``. None searches all images, pixel by pixel.
         splitting: when and how candidates split. None runs a single phase of descent.
         merging: which candidates are merged or dropped before each round of splitting. If it counts images, it also
             acts at the end. None keeps all candidates.
@@ -290,14 +291,21 @@ def reconstruct(
         return _result(solver, state)
 
 
-def _space(objective: Objective, image_shape: Sequence[int] | int, within: Subspace | None) -> Parametrisation:
-    """The coordinates of the candidates: pixels, or those of the subspace."""
+def _space(
+    objective: Objective, image_shape: Sequence[int] | int, within: Subspace | Cosines | None
+) -> Parametrisation:
+    """The coordinates of the candidates: pixels, cosines, or those of the subspace."""
     shape = (image_shape,) if isinstance(image_shape, int) else tuple(image_shape)
     if within is None:
         return Everywhere(shape)
-    if not isinstance(within, Subspace):
-        raise InvalidInputError(f"within is a {type(within).__name__}; give a Subspace, as pal.span(…).subspace")
-    return within.shaped(shape).to(objective.device, objective.dtype)
+    if not isinstance(within, Subspace | Cosines):
+        kind = type(within).__name__
+        raise InvalidInputError(f"within is a {kind}; give a Subspace, as pal.span(…).subspace, or pal.Cosines.of(…)")
+    if isinstance(within, Subspace):
+        within = within.shaped(shape)
+    elif within.image_shape != shape:
+        raise InvalidInputError(f"the cosines are for the shape {within.image_shape}; give pal.Cosines.of({shape})")
+    return within.to(objective.device, objective.dtype)
 
 
 def _start(solver: Solver, saver: Checkpoint | None) -> State:
