@@ -47,7 +47,7 @@ DENSE = Reading(steps=600)  # problem() adds the span of the first layer's momen
 # 35 and 9 with p = 1.
 CONVOLUTIONAL = Reading(steps=1500, strength=(10.0, 3.0), whitening=1.0)
 SMALL_READING = replace(CONVOLUTIONAL, steps=600)
-RESIDUAL = replace(RESNET_READING, steps=1500)
+RESIDUAL = replace(RESNET_READING, per_image=1.0, steps=1500)
 
 
 def rows_of(
@@ -124,6 +124,7 @@ def read(left: Left, row: Row, images: training.Images, seed: int) -> Tensor:
         "gradient", left.model, gradient=gradient, image_shape=shape, weights=how.weights, within=None,
         whitening=how.whitening or None,
     )  # fmt: skip
+    within = pal.Cosines.of(shape) if how.cosines else within
     box = pal.priors.Box.around(images.mean.to(objective.device))
     return pal.reconstruct(
         objective, image_shape=shape, candidates=round(how.per_image * row.n), steps=how.steps, within=within,
