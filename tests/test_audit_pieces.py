@@ -148,6 +148,7 @@ def test_changes_of_convolutional_networks_are_whitened_where_that_reads_more(ch
     convolutional = replace(found, convolutional=True, pixels=3072)
     made, dense = (plan.untimed_plan(attacker, each, Options(samples=5)) for each in (convolutional, found))
     assert (made.whitening == plan.WHITENED) == whitened
+    assert made.cosines == whitened
     assert dense.whitening is None
     assert (made.total_variation > dense.total_variation) == whitened
     given = plan.untimed_plan(attacker, convolutional, Options(samples=5, total_variation=0.2))

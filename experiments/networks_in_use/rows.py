@@ -92,7 +92,7 @@ IN_SPAN = Reading(steps=3000, in_span=True, whitening=0.5)
 MANY = Reading(steps=15_000, strength=(1.0, 0.1), weights=None, in_span=True)
 RESNET = Training(optimiser="sgd", rate=1e-2, epochs=20)
 # Chosen on a smaller ResNet-18 (16 channels) of ten tuning images, on two draws of them where a third was easy. Mean
-# SSIM in the same time: pixels, two tangent points and a smoothness falling from 0.9 to 0.3: 0.09 and 0.28. Cosines, one
+# SSIM in the same time: pixels, two tangent points and a smoothness from 0.9 to 0.3: 0.09 and 0.28. Cosines, one
 # tangent point and two candidates per image: 0.49 and 0.47, and with a smoothness from 1.8 to 0.6, 0.57 and 0.60. Rates
 # of 0.03 and 0.25 are worse than 0.1. All with p = 1, which was chosen on 20 images of the full network.
 RESNET_READING = Reading(

@@ -12,6 +12,7 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.methods.adam import STAGES
 from palimpsest.runs.problems import CHANGES, Method, Rule, Within
+from palimpsest.solver.optimisers import Adam
 
 NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
     ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
@@ -27,6 +28,7 @@ MOST_PUBLIC_IMAGES = 400  # of the positive control; there are not many more
 MOST_TRAINING_STEPS = 10_000
 SMOOTHNESS = 0.1  # weight of total variation
 WHITENED = 0.85  # strength, for the changes of convolutional networks, whose images then need more smoothness:
+COSINE_RATE = 0.03  # of the optimiser, whose steps in cosines are smooth
 SMOOTHER, FEW_PIXELS = 10.0, 64  # times the usual, at most, and the pixels at which the usual suffices
 MARGIN = 0.8  # share of a rung's time that its plan may use, because machines are shared
 TRAINING_SHARE = 0.15  # share of the time for training the positive control
@@ -50,6 +52,7 @@ class Plan:
     rule: Rule = "sgd"  # the optimiser of the training
     live: bool = False  # whether candidates are one batch, with live batch normalisation
     whitening: float | None = None  # None: the usual strength of the method
+    cosines: bool = False  # whether candidates are searched by cosines (`pal.Cosines`) instead of pixels
 
     @property
     def nodes(self) -> dict[int, tuple[float, ...]]:
@@ -61,7 +64,12 @@ class Plan:
         """Where candidates are searched, in words."""
         if self.within == "span":
             return "the span of the images, which the first layer shows"
-        return "all images, with whitened changes of the layers" if self.whitening else "all images"
+        by = " by their cosines" if self.cosines else ""
+        return f"all images{by}, with whitened changes of the layers" if self.whitening else f"all images{by}"
+
+    @property
+    def optimiser(self) -> Adam:
+        return Adam(learning_rate=COSINE_RATE) if self.cosines else Adam()
 
     @property
     def record_every(self) -> int:
@@ -118,6 +126,7 @@ def untimed_plan(attacker: Attacker, found: Preflight, options: Options) -> Plan
         rule=attacker.rule,
         live=attacker.live,
         whitening=WHITENED if whitened else None,
+        cosines=whitened,
     )
 
 

@@ -25,7 +25,7 @@ from palimpsest.errors import (
 )
 from palimpsest.files.storage import digest
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Subspace
+from palimpsest.objectives.spaces import Cosines, Subspace
 from palimpsest.runs import problems
 from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
@@ -57,14 +57,17 @@ class AuditEffort:
         return cls(len(ours), next(spent), len(others), next(spent), tuple(sorted(devices)))
 
 
-def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
+Space = Subspace | Cosines
+
+
+def posed(subject: Subject, plan: Plan) -> tuple[Objective, Space | None]:
     """The planned method on these weights, each layer's equations weighted by how far they can be trusted.
 
-    The second value is the space to search; None stands for all images. If the plan searches a span, and these weights
-    do not show one, that is all images, too.
+    The second value is the space to search; None stands for all images, pixel by pixel. If the plan searches a span,
+    and these weights do not show one, that is all images, too.
     """
     initial, at = subject.initial if plan.method == "ntk" else None, plan.at[0] if len(plan.at) == 1 else plan.at
-    return problems.problem(
+    objective, subspace = problems.problem(
         plan.method,
         subject.model,
         initial,
@@ -78,6 +81,7 @@ def posed(subject: Subject, plan: Plan) -> tuple[Objective, Subspace | None]:
         continues=subject.continues,
         live=plan.live,
     )
+    return objective, Cosines.of(subject.image_shape) if plan.cosines else subspace
 
 
 class PosedByRole:
@@ -88,21 +92,21 @@ class PosedByRole:
 
     def __init__(self, case: Case, plan: Plan) -> None:
         self.case, self.plan = case, plan
-        self._kept: dict[str, tuple[Objective, Subspace | None]] = {}
-        self._of_subject: tuple[float, Subspace | None] | None = None  # its whitening and its space
+        self._kept: dict[str, tuple[Objective, Space | None]] = {}
+        self._of_subject: tuple[float, Space | None] | None = None  # its whitening and its space
 
     def release(self) -> None:
         """Free the memory of the last problem: a device may not have it for two."""
         self._kept.clear()
 
-    def of(self, role: str) -> tuple[Objective, Subspace | None]:
+    def of(self, role: str) -> tuple[Objective, Space | None]:
         if role not in self._kept:
             self.release()
             problem, space = self._posed(role)
             self._kept[role] = problem.to(self.case.device), space
         return self._kept[role]
 
-    def _posed(self, role: str) -> tuple[Objective, Subspace | None]:
+    def _posed(self, role: str) -> tuple[Objective, Space | None]:
         subject, plan = self.case.subject, self.plan
         if role == "subject" or self._of_subject is None:
             problem, space = posed(subject, plan)
@@ -170,6 +174,7 @@ def read_once(case: Case, plan: Plan, role: str, number: int, problems: PosedByR
                 candidates=plan.candidates,
                 steps=plan.steps,
                 priors=(Box(), TotalVariation(weight=plan.total_variation)),
+                optimiser=plan.optimiser,
                 record_every=plan.record_every,
                 seed=1000 * plan.seed + number,
                 checkpoint=checkpoint,

@@ -13,7 +13,7 @@ from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
 from palimpsest.execution.workers import completed
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Everywhere, Subspace
+from palimpsest.objectives.spaces import Cosines, Everywhere, Subspace
 from palimpsest.solver.loop import Solver
 from palimpsest.solver.settings import Settings
 from palimpsest.training import train
@@ -42,7 +42,7 @@ def _speed(case: Case, plan: Plan) -> tuple[float, float, float]:
 
 
 def _reconstruction_rate(
-    problem: Objective, space: Subspace | None, image_shape: tuple[int, ...], candidates: int
+    problem: Objective, space: Subspace | Cosines | None, image_shape: tuple[int, ...], candidates: int
 ) -> float:
     """Steps of a reconstruction per second."""
     mode = Execution().resolved(problem.device)  # no plan has steps enough to compile for

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,12 +106,13 @@ class Cosines:
     """Every image x = B c, by how much it holds of each cosine and colour, relative to natural images.
 
     The amplitudes of natural images fall with the frequency f about like 1/(1 + f), and their channels are much alike.
-    B adds up cosines on the three axes of an image, each as large as that. Steps of one length in c then shape an image
-    at all sizes at once. Steps of one length in pixels build up noise before they find large shapes.
+    B adds up cosines on the axes of an image, each as large as that. Steps of one length in c then shape an image at
+    all sizes at once. Steps of one length in pixels build up noise before they find large shapes.
 
         x = Σ s_uab c_uab C_u ⊗ D_a ⊗ E_b,   s_uab ∝ 2^(−u) / (1 + √(a² + b²)),   mean of s² = 1
 
-    with the orthonormal cosines C of the channels, D of the rows and E of the columns. `Cosines.of` makes one.
+    with the orthonormal cosines C of the channels, D of the rows and E of the columns. Images may have one axis besides
+    the channels, or three. `Cosines.of` makes the space.
 
     Examples:
         >>> space = Cosines.of((1, 2, 2))
@@ -120,17 +122,16 @@ class Cosines:
     """
 
     scale: Tensor  # s
-    cosines: tuple[Tensor, Tensor, Tensor]  # C, D and E, a row for each frequency
+    cosines: tuple[Tensor, ...]  # of each axis, a row for each frequency
 
     @classmethod
-    def of(cls, image_shape: tuple[int, ...]) -> Cosines:
+    def of(cls, image_shape: Sequence[int]) -> Cosines:
         """For images of this shape: channels, rows and columns."""
-        if len(image_shape) != 3:
-            raise InvalidInputError(f"the shape {tuple(image_shape)} has no channels, rows and columns; give all three")
-        u, a, b = (torch.arange(size, dtype=torch.float64) for size in image_shape)
-        s = 2 ** -u[:, None, None] / (1 + (a[:, None].square() + b.square()).sqrt())
-        C, D, E = map(_cosines, image_shape)
-        return cls(s / s.square().mean().sqrt(), (C, D, E))
+        if len(image_shape) < 2:
+            raise InvalidInputError(f"the shape {tuple(image_shape)} has one axis; give channels, rows and columns")
+        u, *frequencies = torch.meshgrid(*(torch.arange(size).double() for size in image_shape), indexing="ij")
+        s = 2**-u / (1 + torch.stack(frequencies).norm(dim=0))
+        return cls(s / s.square().mean().sqrt(), tuple(map(_cosines, image_shape)))
 
     @property
     def image_shape(self) -> tuple[int, ...]:
@@ -146,8 +147,7 @@ class Cosines:
 
     def images(self, coordinates: Tensor) -> Tensor:
         """B c."""
-        C, D, E = self.cosines
-        return torch.einsum("kuij,up->kpij", D.T @ (self.scale * coordinates) @ E, C)
+        return _along_axes(self.scale * coordinates, self.cosines)
 
     def coordinates(self, images: Tensor) -> Tensor:
         """B⁻¹ x."""
@@ -155,12 +155,17 @@ class Cosines:
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
         """Bᵀ g."""
-        C, D, E = self.cosines
-        return self.scale * (D @ torch.einsum("kpij,up->kuij", gradient, C) @ E.T)
+        return self.scale * _along_axes(gradient, [rows.T for rows in self.cosines])
+
+    def shaped(self, image_shape: tuple[int, ...]) -> Cosines:
+        """The same space, which must be one of such images."""
+        if image_shape != self.image_shape:
+            raise InvalidInputError(f"the cosines are for the shape {self.image_shape}; give Cosines.of({image_shape})")
+        return self
 
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Cosines:
-        C, D, E = (t.to(device, dtype, copy=True) for t in self.cosines)
-        return Cosines(self.scale.to(device, dtype, copy=True), (C, D, E))
+        scale, *cosines = (t.to(device, dtype, copy=True) for t in (self.scale, *self.cosines))
+        return Cosines(scale, tuple(cosines))
 
 
 def _cosines(size: int) -> Tensor:
@@ -168,6 +173,13 @@ def _cosines(size: int) -> Tensor:
     i = torch.arange(size, dtype=torch.float64)
     rows = torch.cos(math.pi * i[:, None] * (i + 0.5) / size)
     return rows / rows.norm(dim=1, keepdim=True)
+
+
+def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
+    """Each axis but the first times its matrix."""
+    for axis, matrix in enumerate(matrices, start=1):
+        values = (values.movedim(axis, -1) @ matrix).movedim(-1, axis)
+    return values
 
 
 Parametrisation = Everywhere | Subspace | Cosines

@@ -301,11 +301,7 @@ def _space(
     if not isinstance(within, Subspace | Cosines):
         kind = type(within).__name__
         raise InvalidInputError(f"within is a {kind}; give a Subspace, as pal.span(…).subspace, or pal.Cosines.of(…)")
-    if isinstance(within, Subspace):
-        within = within.shaped(shape)
-    elif within.image_shape != shape:
-        raise InvalidInputError(f"the cosines are for the shape {within.image_shape}; give pal.Cosines.of({shape})")
-    return within.to(objective.device, objective.dtype)
+    return within.shaped(shape).to(objective.device, objective.dtype)
 
 
 def _start(solver: Solver, saver: Checkpoint | None) -> State:
