@@ -44,8 +44,10 @@ MILLION = 1_000_000
 BUSY, REDUCTIONS = 0.02, 30  # seconds of computing before an all-reduce, and all-reduces in a measurement
 
 # --- the model of a GPU, for the extrapolation ---------------------------------------------------------
-# ResNet-18 with 32×32 pixels and two tangent points on one H200: seconds of whole runs of 2,500 steps, by candidates.
-RUNS, RUN_STEPS = {20: 63.0, 50: 103.0, 100: 167.0}, 2500
+# ResNet-18 with 32×32 pixels and one tangent point on one H200, as a graph: seconds of a step, by candidates. The first
+# is the step of 20 candidates and two tangent points in performance-h200.json. The second is the mean of the whole run
+# resnet-100-seed0.json in experiments/results/networks-in-use.
+STEPS, RUN_STEPS, PER_IMAGE = {40: 0.0119, 200: 0.0265}, 3000, 2
 PARAMETERS = 11_173_962
 BUS = {8: 300e9, 64: 40e9}  # assumed bytes per second of an all-reduce, by GPUs: within one host, and between eight
 ROOM = 70e9  # bytes of a GPU for the intermediate results of a step: half of its memory
@@ -219,9 +221,8 @@ def measure(rank: int, out: Path, only: str, port: int) -> None:
 
 
 def line() -> tuple[float, float]:
-    """(a, b) of t = a + b·k seconds per step, the least-squares line through the runs on one H200."""
-    ks, ts = list(RUNS), [seconds / RUN_STEPS for seconds in RUNS.values()]
-    b, a = statistics.linear_regression(ks, ts)[:2]
+    """(a, b) of t = a + b·k seconds per step, the line through the measured steps of one H200."""
+    b, a = statistics.linear_regression(list(STEPS), list(STEPS.values()))[:2]
     return a, b
 
 
@@ -231,9 +232,9 @@ def communication(gpus: int) -> float:
 
 
 def extrapolated(images: int, gpus: int, found: dict[str, Any]) -> dict[str, float]:
-    """A step, and a run of 2,500, with one candidate for each image. Chunks cost as much as they do on the CPU."""
+    """A step, and a run of 3,000, with two candidates for each image. Chunks cost as much as they do on the CPU."""
     a, b = line()
-    share = -(-images // gpus)
+    share = -(-PER_IMAGE * images // gpus)
     chunked = share * found["bytes of a ResNet-18 candidate"] > ROOM
     factor = found["chunks"]["in chunks"] / found["chunks"]["at once"] if chunked else 1.0
     compute, wait = a + factor * b * share, communication(gpus)
@@ -242,11 +243,11 @@ def extrapolated(images: int, gpus: int, found: dict[str, Any]) -> dict[str, flo
 
 
 def resnet_bytes() -> float:
-    """The estimate of memory for each candidate of ResNet-18, with two tangent points, as the solver makes it."""
+    """The estimate of memory for each candidate of ResNet-18, with one tangent point, as the solver makes it."""
     from networks_in_use.networks import ResNet18
 
     network = ResNet18(64)
-    objective = pal.NTK(network, {n: t + 0.01 for n, t in network.state_dict().items()}, at=(0.25, 0.75))
+    objective = pal.NTK(network, {n: t + 0.01 for n, t in network.state_dict().items()}, at=0.5)
     return float(bytes_per_candidate(objective, torch.zeros(1, 3, 32, 32)))
 
 
@@ -333,7 +334,7 @@ def main() -> int:
         torch.multiprocessing.spawn(measure, (options.out, options.only, port), nprocs=2)
         found = json.loads(options.out.read_text(encoding="utf-8")) | {"bytes of a ResNet-18 candidate": resnet_bytes()}
         found["model"] = {
-            "seconds on one H200 by candidates": RUNS,
+            "seconds of a step on one H200 by candidates": STEPS,
             "steps": RUN_STEPS,
             "assumed bytes per second": BUS,
         }
