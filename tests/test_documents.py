@@ -92,7 +92,7 @@ def test_the_readme_shows_what_was_measured():
     _, cells = table("../README.md", "| network | images | Palimpsest |")
     rows, published = [[numbers(row[column]) for row in cells] for column in (2, 3)]
     files = ["published-loo-cifar10-100/with-initial-*"]
-    names = ("cnn-200", "head", "resnet-20", "mlp-minibatch", "mlp-adam-stages", "mlp-500-checkpoints")
+    names = ("cnn-200", "head", "resnet-20", "resnet-50", "mlp-minibatch", "mlp-adam-stages", "mlp-500-checkpoints")
     files += [f"networks-in-use/{name}-seed*" for name in names]
     for row, pattern in zip(rows, files, strict=False):
         # beside SimuDy's number stands ours by the same measure

@@ -98,6 +98,9 @@ RESNET = Training(optimiser="sgd", rate=1e-2, epochs=20)
 RESNET_READING = Reading(
     at=(0.5,), steps=3000, rate=0.1, smoothness=0.3, strength=(6.0, 2.0), weights=None, cosines=True, whitening=1.0
 )
+BY_PIXELS = replace(
+    RESNET_READING, at=(0.25, 0.75), per_image=1.0, steps=2000, rate=0.03, strength=(3.0, 1.0), cosines=False
+)
 # On the tuning seed, of 20 images: 8 or 9 recovered with p = 0 and any smoothness. With p = 1 and a smoothness of 0.1,
 # 0.3 and 1 they are 5, 17 and 20. With live batch norm, 6 with p = 0, and at most 3 with p = 1.
 SMALL_CNN = Training(rate=2e-4)
@@ -162,9 +165,12 @@ ROWS = {
         Row(name="vit", kind="vit", says="small vision transformer", n=20,
             training=Training(rate=1e-3, tolerance=0.05), reading=FADING),
         *(
-            Row(name=f"resnet-{n}", kind="resnet", says="ResNet-18, pretrained, batch norm fixed", n=n, width=64,
-                training=RESNET, reading=RESNET_READING)
+            Row(name=f"resnet-{n}{name}", kind="resnet", says=says, n=n, width=64, training=RESNET, reading=reading)
             for n in (20, 50, 100, 120)
+            for name, says, reading in (
+                ("", "ResNet-18, pretrained, batch norm fixed", RESNET_READING),
+                ("-pixels", "the same, searched pixel by pixel", BY_PIXELS),
+            )
         ),
         Row(name="mlp-500", kind="mlp", says="dense, full batch, momentum", n=500, training=MLP, reading=MANY),
         Row(name="mlp-500-checkpoints", kind="mlp", says="the same, and 3 checkpoints on the way", n=500, training=MLP,
