@@ -44,10 +44,10 @@ MILLION = 1_000_000
 BUSY, REDUCTIONS = 0.02, 30  # seconds of computing before an all-reduce, and all-reduces in a measurement
 
 # --- the model of a GPU, for the extrapolation ---------------------------------------------------------
-# ResNet-18 with 32×32 pixels and one tangent point on one H200, as a graph: seconds of a step, by candidates. The first
-# is the step of 20 candidates and two tangent points in performance-h200.json. The second is the mean of the whole run
-# resnet-100-seed0.json in experiments/results/networks-in-use.
-STEPS, RUN_STEPS, PER_IMAGE = {40: 0.0119, 200: 0.0265}, 3000, 2
+# ResNet-18 with 32×32 pixels on one H200, as a graph: seconds of a step by (candidates, tangent points). Each point
+# costs a + b·k. The first is from performance-h200.json. The second is the mean of the whole run resnet-100-seed0.json
+# in experiments/results/networks-in-use, with whitening and cosines.
+STEPS, RUN_STEPS, PER_IMAGE = {(20, 2): 0.0119, (200, 1): 0.0265}, 3000, 2
 PARAMETERS = 11_173_962
 BUS = {8: 300e9, 64: 40e9}  # assumed bytes per second of an all-reduce, by GPUs: within one host, and between eight
 ROOM = 70e9  # bytes of a GPU for the intermediate results of a step: half of its memory
@@ -221,8 +221,8 @@ def measure(rank: int, out: Path, only: str, port: int) -> None:
 
 
 def line() -> tuple[float, float]:
-    """(a, b) of t = a + b·k seconds per step, the line through the measured steps of one H200."""
-    b, a = statistics.linear_regression(list(STEPS), list(STEPS.values()))[:2]
+    """(a, b) of t = a + b·k seconds per step and tangent point, through the measured steps of one H200."""
+    b, a = statistics.linear_regression([k for k, _ in STEPS], [t / points for (_, points), t in STEPS.items()])
     return a, b
 
 
@@ -334,7 +334,7 @@ def main() -> int:
         torch.multiprocessing.spawn(measure, (options.out, options.only, port), nprocs=2)
         found = json.loads(options.out.read_text(encoding="utf-8")) | {"bytes of a ResNet-18 candidate": resnet_bytes()}
         found["model"] = {
-            "seconds of a step on one H200 by candidates": STEPS,
+            "seconds of a step on one H200 by candidates and tangent points": {str(key): t for key, t in STEPS.items()},
             "steps": RUN_STEPS,
             "assumed bytes per second": BUS,
         }

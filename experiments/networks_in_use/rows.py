@@ -169,7 +169,7 @@ ROWS = {
             for n in (20, 50, 100, 120)
             for name, says, reading in (
                 ("", "ResNet-18, pretrained, batch norm fixed", RESNET_READING),
-                ("-pixels", "the same, searched pixel by pixel", BY_PIXELS),
+                ("-pixels", "ResNet-18, earlier settings, pixel by pixel", BY_PIXELS),
             )
         ),
         Row(name="mlp-500", kind="mlp", says="dense, full batch, momentum", n=500, training=MLP, reading=MANY),

@@ -2,6 +2,7 @@
 
 import json
 
+import audit_cosines
 import audit_networks
 import audit_verdicts
 import outsiders
@@ -52,6 +53,12 @@ def test_networks_that_hold_nothing_have_true_reasons():
     every = list(outsiders.outsiders())
     assert [each.name for each in every] == list(audit_networks.NAMES)
     assert {each.name for each in every if not each.holds} == set(audit_networks.WITHHELD)
+
+
+def test_audits_of_convolutional_networks_are_compared_by_pixels_and_by_cosines():
+    rows = audit_cosines.read("cnn-sgd", audit_cosines.SEEDS[0], small=True)
+    assert [(row["searched"], row["rate"]) for row in rows] == list(audit_cosines.WAYS)
+    assert len({row["loss"] for row in rows}) == len(rows)
 
 
 @pytest.mark.parametrize("name", ["mlp-adam", "mlp-private"])

@@ -25,7 +25,7 @@ from palimpsest.errors import (
 )
 from palimpsest.files.storage import digest
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Cosines, Subspace
+from palimpsest.objectives.spaces import Cosines, Space
 from palimpsest.runs import problems
 from palimpsest.runs.journal import note
 from palimpsest.solver.merging import contributions
@@ -55,9 +55,6 @@ class AuditEffort:
         spent = (sum(run.seconds for run in group) for group in (ours, others))
         devices = {run.device for run in (*ours, *others) if run.device}
         return cls(len(ours), next(spent), len(others), next(spent), tuple(sorted(devices)))
-
-
-Space = Subspace | Cosines
 
 
 def posed(subject: Subject, plan: Plan) -> tuple[Objective, Space | None]:

@@ -13,7 +13,7 @@ from palimpsest.errors import PalimpsestError
 from palimpsest.execution import Execution
 from palimpsest.execution.workers import completed
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Cosines, Everywhere, Subspace
+from palimpsest.objectives.spaces import Everywhere, Space
 from palimpsest.solver.loop import Solver
 from palimpsest.solver.settings import Settings
 from palimpsest.training import train
@@ -42,10 +42,10 @@ def _speed(case: Case, plan: Plan) -> tuple[float, float, float]:
 
 
 def _reconstruction_rate(
-    problem: Objective, space: Subspace | Cosines | None, image_shape: tuple[int, ...], candidates: int
+    problem: Objective, space: Space | None, image_shape: tuple[int, ...], candidates: int
 ) -> float:
     """Steps of a reconstruction per second."""
-    mode = Execution().resolved(problem.device)  # no plan has steps enough to compile for
+    mode = Execution().resolved(problem.device)  # hardly any plan has steps enough to compile for
     settings = Settings(candidates=candidates, steps=10**6, record_every=RECORD_EVERY)
     searched = Everywhere(image_shape) if space is None else space.shaped(image_shape).to(problem.device, problem.dtype)
     solver = Solver(problem, searched, settings, Execution(mode=mode))

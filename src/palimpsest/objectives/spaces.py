@@ -105,14 +105,15 @@ class Subspace:
 class Cosines:
     """Every image x = B c, by how much it holds of each cosine and colour, relative to natural images.
 
-    The amplitudes of natural images fall with the frequency f about like 1/(1 + f), and their channels are much alike.
+    The amplitudes of natural images fall with the frequency f about like 1/(1 + f), and their channels are alike.
     B adds up cosines on the axes of an image, each as large as that. Steps of one length in c then shape an image at
     all sizes at once. Steps of one length in pixels build up noise before they find large shapes.
 
-        x = Σ s_uab c_uab C_u ⊗ D_a ⊗ E_b,   s_uab ∝ 2^(−u) / (1 + √(a² + b²)),   mean of s² = 1
+        x = Σ s_uab c_uab C_u ⊗ D_a ⊗ E_b,   s_uab ∝ 1 / ((1 + u) (1 + f)),   mean of s² = 1
 
-    with the orthonormal cosines C of the channels, D of the rows and E of the columns. Images may have one axis besides
-    the channels, or three. `Cosines.of` makes the space.
+    with the orthonormal cosines C of the channels, D of the rows and E of the columns. f = n √((a/h)² + (b/w)²) for h
+    rows and w columns, of which n is the larger number. Images may have one axis besides the channels, or three.
+    `Cosines.of` makes the space. Splitting and certificates measure displacements and curvatures in c.
 
     Examples:
         >>> space = Cosines.of((1, 2, 2))
@@ -126,11 +127,13 @@ class Cosines:
 
     @classmethod
     def of(cls, image_shape: Sequence[int]) -> Cosines:
-        """For images of this shape: channels, rows and columns."""
+        """For images of this shape. The first axis is that of the channels, even if there is only one."""
         if len(image_shape) < 2:
             raise InvalidInputError(f"the shape {tuple(image_shape)} has one axis; give channels, rows and columns")
-        u, *frequencies = torch.meshgrid(*(torch.arange(size).double() for size in image_shape), indexing="ij")
-        s = 2**-u / (1 + torch.stack(frequencies).norm(dim=0))
+        u, *waves = torch.meshgrid(*(torch.arange(size).double() for size in image_shape), indexing="ij")
+        _, *sizes = image_shape
+        f = max(sizes) * torch.stack([wave / size for wave, size in zip(waves, sizes, strict=True)]).norm(dim=0)
+        s = 1 / ((1 + u) * (1 + f))
         return cls(s / s.square().mean().sqrt(), tuple(map(_cosines, image_shape)))
 
     @property
@@ -147,15 +150,15 @@ class Cosines:
 
     def images(self, coordinates: Tensor) -> Tensor:
         """B c."""
-        return _along_axes(self.scale * coordinates, self.cosines)
+        return _along_axes(self.scale.to(coordinates) * coordinates, self.cosines)
 
     def coordinates(self, images: Tensor) -> Tensor:
         """B⁻¹ x."""
-        return self.pulled_back(images) / self.scale.square()
+        return self.pulled_back(images) / self.scale.to(images).square()
 
     def pulled_back(self, gradient: Tensor) -> Tensor:
         """Bᵀ g."""
-        return self.scale * _along_axes(gradient, [rows.T for rows in self.cosines])
+        return self.scale.to(gradient) * _along_axes(gradient, [rows.T for rows in self.cosines])
 
     def shaped(self, image_shape: tuple[int, ...]) -> Cosines:
         """The same space, which must be one of such images."""
@@ -178,8 +181,9 @@ def _cosines(size: int) -> Tensor:
 def _along_axes(values: Tensor, matrices: Sequence[Tensor]) -> Tensor:
     """Each axis but the first times its matrix."""
     for axis, matrix in enumerate(matrices, start=1):
-        values = (values.movedim(axis, -1) @ matrix).movedim(-1, axis)
+        values = (values.movedim(axis, -1) @ matrix.to(values)).movedim(-1, axis)
     return values
 
 
-Parametrisation = Everywhere | Subspace | Cosines
+Space = Subspace | Cosines  # what a caller may give
+Parametrisation = Everywhere | Space

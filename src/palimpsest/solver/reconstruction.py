@@ -18,7 +18,7 @@ from torch import Tensor
 from palimpsest.errors import CheckpointError, DivergenceError, InvalidInputError
 from palimpsest.execution import Execution
 from palimpsest.objectives import Objective
-from palimpsest.objectives.spaces import Cosines, Everywhere, Parametrisation, Subspace
+from palimpsest.objectives.spaces import Everywhere, Parametrisation, Space
 from palimpsest.scoring import metrics, score
 from palimpsest.solver.callbacks import Callback, Checkpoint, Progress
 from palimpsest.solver.checks import SplitRecord, StepRecord, check_candidates, check_lineage, require
@@ -205,7 +205,7 @@ def reconstruct(
     image_shape: Sequence[int] | int,
     candidates: int,
     steps: int = 4000,
-    within: Subspace | Cosines | None = None,
+    within: Space | None = None,
     splitting: Splitting | None = None,
     merging: Merging | None = None,
     priors: Prior | Sequence[Prior] = (Box(), TotalVariation()),  # noqa: B008 (immutable)
@@ -291,14 +291,12 @@ def reconstruct(
         return _result(solver, state)
 
 
-def _space(
-    objective: Objective, image_shape: Sequence[int] | int, within: Subspace | Cosines | None
-) -> Parametrisation:
+def _space(objective: Objective, image_shape: Sequence[int] | int, within: Space | None) -> Parametrisation:
     """The coordinates of the candidates: pixels, cosines, or those of the subspace."""
     shape = (image_shape,) if isinstance(image_shape, int) else tuple(image_shape)
     if within is None:
         return Everywhere(shape)
-    if not isinstance(within, Subspace | Cosines):
+    if not isinstance(within, Space):
         kind = type(within).__name__
         raise InvalidInputError(f"within is a {kind}; give a Subspace, as pal.span(…).subspace, or pal.Cosines.of(…)")
     return within.shaped(shape).to(objective.device, objective.dtype)
