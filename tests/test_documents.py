@@ -11,6 +11,7 @@ from importlib import resources
 from pathlib import Path
 from statistics import fmean
 
+import audit_cosines
 import audit_networks
 import audit_verdicts
 import left_behind
@@ -156,6 +157,8 @@ def test_the_page_shows_which_verdicts_are_right():
     networks = json.loads((ROOT / "docs" / "results" / "audit-networks.json").read_text(encoding="utf-8"))["rows"]
     assert audit_networks.table(networks) in page
     assert audit_networks.table_of_floors(networks) in page
+    cosines = json.loads((ROOT / "docs" / "results" / "audit-cosines.json").read_text(encoding="utf-8"))["rows"]
+    assert audit_cosines.table(cosines) in (ROOT / "docs" / "which-method.md").read_text(encoding="utf-8")
     assert all(audit_networks.right(row, judgement) for row in networks for judgement in audit_networks.JUDGEMENTS)
 
 

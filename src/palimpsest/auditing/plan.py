@@ -12,7 +12,6 @@ from palimpsest.auditing.options import Options
 from palimpsest.auditing.preflight import Preflight
 from palimpsest.methods.adam import STAGES
 from palimpsest.runs.problems import CHANGES, Method, Rule, Within
-from palimpsest.solver.optimisers import Adam
 
 NODES: dict[tuple[str, str], dict[int, tuple[float, ...]]] = {  # tangent points of a whole training, or of a segment
     ("ntk", "sgd"): {1: (0.5,), 2: (0.15, 0.85)},
@@ -29,7 +28,6 @@ MOST_TRAINING_STEPS = 10_000
 SMOOTHNESS = 0.1  # weight of total variation
 WHITENED = 0.85  # strength, for the changes of convolutional networks, whose images then need more smoothness:
 SMOOTHER, FEW_PIXELS = 10.0, 64  # times the usual, at most, and the pixels at which the usual suffices
-COSINE_RATE = 0.03  # of the optimiser in cosines; docs/results/audit-cosines.json
 MARGIN = 0.8  # share of a rung's time that its plan may use, because machines are shared
 TRAINING_SHARE = 0.15  # share of the time for training the positive control
 RECORD_EVERY = 5  # steps at least: recording costs time, and the measured speed must hold for short runs too
@@ -66,10 +64,6 @@ class Plan:
             return "the span of the images, which the first layer shows"
         by = " by their cosines" if self.cosines else ""
         return f"all images{by}, with whitened changes of the layers" if self.whitening else f"all images{by}"
-
-    @property
-    def optimiser(self) -> Adam:
-        return Adam(learning_rate=COSINE_RATE) if self.cosines else Adam()
 
     @property
     def record_every(self) -> int:

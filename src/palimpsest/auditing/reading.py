@@ -171,7 +171,6 @@ def read_once(case: Case, plan: Plan, role: str, number: int, problems: PosedByR
                 candidates=plan.candidates,
                 steps=plan.steps,
                 priors=(Box(), TotalVariation(weight=plan.total_variation)),
-                optimiser=plan.optimiser,
                 record_every=plan.record_every,
                 seed=1000 * plan.seed + number,
                 checkpoint=checkpoint,
